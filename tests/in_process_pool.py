@@ -14,7 +14,7 @@ from sage_grpo.training.inputs import build
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.workers import ray_pool
 from sage_grpo.workers.messages import RolloutTask, TaskResult, WorkerLost
-from sage_grpo.workers.worker import Worker
+from sage_grpo.workers.ray_pool import Worker
 
 Behaviour = Callable[[str, RolloutTask], str]
 """Of a worker at a task: it "dies", "fails" or returns "wrong" results; an empty string does the task."""

@@ -20,7 +20,6 @@ HOW = {
     "chromium": "`tests/browser/install.sh` as root, `python -m playwright install chromium` as anybody, or name one in SAGE_GRPO_CHROMIUM",
     "playwright": "pip install -e '.[dev]'",
     "wandb": "pip install -e '.[wandb]'",
-    "trackio": "pip install -e '.[trackio]'",
     "ray": "pip install -e '.[ray]'",
     "git": "install git, and test a clone of the repository",
     "bash": "install bash",

@@ -44,7 +44,7 @@ def folders(
 
 def study(prompts: int = 3, methods: int = 3, **more: object) -> Study:
     """What a study of a few prompts asks; it needs no videos."""
-    settings = {"against": None, "per_rater": None, "checks": 0, "max_failed": 0.25, "pool": [], "seed": 5}
+    settings = {"against": None, "checks": 0, "max_failed": 0.25, "pool": [], "seed": 5}
     settings |= {"dimensions": {"quality": "Which?"}, **more}
     return Study(
         title="t",

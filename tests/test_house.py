@@ -40,8 +40,7 @@ QUARANTINE = {
     "tensorboard": ("callbacks/metrics.py",),
     "torch.utils.tensorboard": ("callbacks/metrics.py",),
     "wandb": ("callbacks/metrics.py",),
-    "trackio": ("callbacks/metrics.py",),
-    "ray": ("distributed/cluster.py",),
+    "ray": ("workers/ray_pool.py",),
 }
 FORBIDDEN_MODULES = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve")
 PRIVATE_PLACES = re.compile(r"(?<![\w.])/(?:work|home|root|Users|opt)/\w|\b(?:pypi|devpi|registry)[\w.-]*\.internal\b")

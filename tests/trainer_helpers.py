@@ -110,7 +110,6 @@ def assert_resumes_to_the_bit(make_trainer: Callable[[TrainConfig], Trainer], co
     for _ in range(2):
         first.step()
     first.save(root)
-    first.writer.finish()
     second = make_trainer(config)
     resume(second, root)
     for _ in range(2):

@@ -193,7 +193,7 @@ def evaluate_pairs(
 
     if _either(model)[1] is not None:
         raise ConfigError(
-            "evaluate_pairs loads the base and the tuned model one after the other: give a ModelSpec, a run or a LoRA, no model object."
+            "evaluate_pairs loads the base and then the tuned model: give a ModelSpec, a run or a LoRA, no model object."
         )
     base, tuned = measure_pair(*_evaluation("evaluate_pairs", run, model, rewards, prompts, options))
     return Pairs(base, tuned, compare(base, tuned))
@@ -220,9 +220,7 @@ def _evaluation(
         base, prompts = replace(base, prompts=prompts), None
     spec, thing = _either(model)
     start = spec or base.model
-    config = TrainConfig(
-        rewards=base.rewards, model=replace(start, train=True)
-    )  # which refuses one that does not train
+    config = TrainConfig(rewards=base.rewards, model=replace(start, train=True))  # it refuses one that does not train
     config, overrides = adopt(config, model=thing, rewards=rewards, prompts=prompts)
     if run is None and overrides.prompts is not None:  # all given prompts; a run has its own number
         options.setdefault("settings", replace(base.settings, prompts=len(overrides.prompts)))

@@ -16,20 +16,18 @@ Keep = Literal["input", "attention", "all"]
 
 @dataclass(frozen=True, kw_only=True)
 class VideoSpec:
-    """The format of a clip."""
+    """The format of a clip: frames and sizes in pixel space."""
 
     frames: int
-    """Number of frames in pixel space."""
     height: int
     width: int
-    """In pixels."""
     fps: float = 24.0
     """Frames per second; a contract with the rewards, which sample frames by time."""
 
     def __post_init__(self) -> None:
-        for name in ("frames", "height", "width", "fps"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"VideoSpec.{name} must be positive, got {getattr(self, name)}.")
+        for name, value in vars(self).items():
+            if value <= 0:
+                raise ValueError(f"VideoSpec.{name} must be positive, got {value}.")
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,7 @@ class Sound:
 
     waves: Tensor
     """Clips x channels x samples (of one clip: channels x samples), float32 within -1 and 1, on the CPU."""
-    rate: int
-    """Samples per second."""
+    rate: int  # samples per second
 
     def __len__(self) -> int:
         return len(self.waves)
@@ -57,7 +54,6 @@ class Conditioning:
     """
 
     tensors: Mapping[str, Tensor]
-    """Inputs of the conditional branch."""
     negative: Mapping[str, Tensor] | None = None
     """Inputs of the unconditional branch for classifier-free guidance; None when guidance is off."""
     source: Tensor | None = None
@@ -72,8 +68,7 @@ class BatchScores:
     """Every named score, float32, one value a clip; NaN where the reward failed."""
     total: Tensor
     """The weighted sum that is optimised, float32; NaN where it is not valid."""
-    valid: Tensor
-    """bool; False where any weighted part failed or is not finite."""
+    valid: Tensor  # bool
 
 
 class PartScores(dict[str, Tensor]):
@@ -86,7 +81,11 @@ class PartScores(dict[str, Tensor]):
 
 @runtime_checkable
 class Reward(Protocol):
-    """Scores clips. Higher is better; NaN marks a clip that could not be scored."""
+    """Scores clips. Higher is better; NaN marks a clip that could not be scored.
+
+    With an attribute `reads = "latents"` it gets float32 in the shape and the scale of the model's samples, and nothing is
+    decoded for it. With `compares = True` every call has all clips of one group (in any order), and no others.
+    """
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -100,8 +99,7 @@ class Reward(Protocol):
 class Placeable(Protocol):
     """A reward with weights that can be moved to a device."""
 
-    def to(self, device: torch.device) -> object:
-        """Move the weights."""
+    def to(self, device: torch.device) -> object: ...
 
 
 @runtime_checkable
@@ -110,24 +108,6 @@ class DifferentiableReward(Protocol):
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """As a call, for float clips B x F x H x W x 3 in [0, 255] (or latents, where it reads these), with a graph from the scores to them."""
-
-
-@runtime_checkable
-class Reads(Protocol):
-    """A reward that declares its input, clips or latents; without a declaration it reads clips."""
-
-    @property
-    def reads(self) -> Literal["clips", "latents"]:
-        """latents: float32, in the shape and the scale of the model's samples. Nothing is decoded for such a reward."""
-
-
-@runtime_checkable
-class ComparesClips(Protocol):
-    """A reward whose score of a clip depends on the other clips of its group: a ranking, or wins over the others."""
-
-    @property
-    def compares(self) -> bool:
-        """True if every call needs all clips of one group, and no others; their order must not matter."""
 
 
 @runtime_checkable
@@ -154,20 +134,13 @@ class FileSource:
 class RewardFacts:
     """Facts about a built-in reward, known before it is loaded; every built-in reward has them as `facts`."""
 
-    what: str
-    """The quality that it measures."""
-    parts: str
-    """The scores that it returns."""
-    files: Mapping[str, FileSource] = field(default_factory=dict)
-    """The options that name files, and where those come from."""
-    parameters: float = 0.0
-    """Number of parameters of its networks, with the model that is named first."""
-    gigabytes: float = 0.0
-    """GPU memory of these weights at their default precision; activations come on top."""
-    extra: str = ""
-    """Optional dependencies, as `pip install "sage-grpo[EXTRA]"`."""
-    module: str = ""
-    """The module that the extra installs."""
+    what: str  # the quality that it measures
+    parts: str  # the scores that it returns
+    files: Mapping[str, FileSource] = field(default_factory=dict)  # by the option that names them
+    parameters: float = 0.0  # of its networks, with the model that is named first
+    gigabytes: float = 0.0  # GPU memory of these weights at their default precision, without activations
+    extra: str = ""  # optional dependencies, as `pip install "sage-grpo[EXTRA]"`
+    module: str = ""  # that the extra installs
     network: str = ""
     """The data that leaves the machine, and its destination. Such a reward splits batches itself, is never called twice for one clip, and must
     answer a trial call."""

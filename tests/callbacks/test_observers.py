@@ -16,11 +16,10 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 
 from sage_grpo.callbacks import observers
 from sage_grpo.callbacks.journal import Journal, read_events
-from sage_grpo.callbacks.metrics import Metrics, animation, run_id
+from sage_grpo.callbacks.metrics import Metrics, run_id
 from sage_grpo.callbacks.observers import (
     BestWeightsSaver,
     CheckpointSaver,
@@ -29,7 +28,7 @@ from sage_grpo.callbacks.observers import (
     VideoFolder,
     VideoSaver,
 )
-from sage_grpo.callbacks.terminal import Outlet, Terminal, iteration_line, lines_of, outliving_output
+from sage_grpo.callbacks.terminal import Outlet, Terminal, iteration_line, outliving_output
 from sage_grpo.distributed import checkpoint
 from sage_grpo.training.events import CheckpointEvent, EvaluationEvent, Hooks, IterationEvent, SentinelEvent
 from sage_grpo.types import Sound
@@ -45,7 +44,7 @@ def trainer(tmp_path: Path) -> Any:
         config=SimpleNamespace(out=str(tmp_path), keep=keep, iterations=5), clock=Clock(),
         state=SimpleNamespace(iteration=4, best={}, sentinel=SimpleNamespace(doubts=[], good=7)),
         world=SimpleNamespace(is_main=True, from_main=lambda text: text, barrier=lambda: None, any=bool),
-        writer=SimpleNamespace(background=True, finish=lambda: None), model=SimpleNamespace(video=SimpleNamespace(fps=8.0)),
+        model=SimpleNamespace(video=SimpleNamespace(fps=8.0)),
         clips=SimpleNamespace(videos=videos, captions=["a", "b"], sound=None), scores=SimpleNamespace(report=""),
     )  # fmt: skip
 
@@ -118,7 +117,7 @@ def test_a_program_hears_of_checkpoints_and_of_the_sentinel(trainer: Any, tmp_pa
     callbacks.after({"a": 1.0})
     callbacks.saved(tmp_path / "000004")
     callbacks.health_event(event)
-    assert heard[1:] == [CheckpointEvent(4, tmp_path / "000004", complete=False), event]
+    assert heard[1:] == [CheckpointEvent(4, tmp_path / "000004"), event]
     assert (heard[0].iteration, heard[0].metrics, heard[0].prompts) == (4, {"a": 1.0}, ["a", "b"])
     assert heard[0].videos is trainer.clips.videos
     assert isinstance(heard[0], IterationEvent)
@@ -166,12 +165,7 @@ def test_clips_are_saved_with_their_scores_and_their_sound(trainer: Any, tmp_pat
     assert names == ["MetricsWriter", "VideoSaver", "BestWeightsSaver", "UserCallbacks"]
 
 
-def test_small_clips_are_enlarged_and_a_run_keeps_its_id(tmp_path: Path) -> None:
-    clip = torch.stack([torch.full((4, 200, 3), level, dtype=torch.uint8) for level in (0, 100, 200)])
-    with Image.open(io.BytesIO(animation(clip, 4.0))) as shown:
-        assert (shown.size, shown.n_frames, shown.info["duration"], shown.info["loop"]) == ((400, 8), 3, 250, 0)
-    with Image.open(io.BytesIO(animation(torch.zeros(1, 2, 600, 3, dtype=torch.uint8), 4.0))) as wide:
-        assert wide.size == (600, 2)
+def test_a_run_keeps_its_id(tmp_path: Path) -> None:
     first = run_id(tmp_path, resumed=False)
     assert len(first) == 8
     assert run_id(tmp_path, resumed=True) == first
@@ -192,10 +186,15 @@ def test_a_line_of_a_terminal_loses_the_least_important_first() -> None:
     line = iteration_line(99999, 100000, {**ROW, **crew, "kl/total": 1.0}, 1.0)
     assert len(line) <= 80
     assert "1000 workers  waited 1.0 s  30.0 s" in line
-    assert lines_of(["x" * 39, "y" * 39, "z"]) == [f"{'x' * 39}  {'y' * 39}", "    z"]
-    parts = [f"reward_{number} 0.123" for number in range(20)]
-    assert max(map(len, lines_of(["held-out", *parts]))) <= 80
-    assert " ".join(lines_of(["held-out", *parts])).split() == ["held-out", *" ".join(parts).split()]
+
+
+def test_held_out_scores_are_as_few_lines_as_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    scores = {f"eval/reward_{number}": 0.123 for number in range(20)}
+    Terminal(enabled=True, progress=False, total=1).evaluation(3, scores | {"eval/total": 1.0, "eval/failed": 0.0})
+    shown = capsys.readouterr().out
+    assert 60 < max(map(len, shown.splitlines())) <= 80
+    words = ["held-out", "after", "3", "total", "1.000"]
+    assert shown.split() == [*words, *(word for number in range(20) for word in (f"reward_{number}", "0.123"))]
 
 
 @pytest.mark.filterwarnings("ignore:.*cannot be written any more")
@@ -260,7 +259,6 @@ def test_what_a_callback_raises_saves_the_run_first_unless_it_is_saved(trainer: 
         raise ZeroDivisionError
 
     saved: list[bool] = []
-    trainer.writer.finish = lambda: saved.append(True)
     saver: Any = SimpleNamespace(save=lambda needed: saved.append(needed))
     told: list[EvaluationEvent] = []
     callbacks = UserCallbacks(trainer, Hooks(evaluation=told.append), saver)
@@ -271,9 +269,9 @@ def test_what_a_callback_raises_saves_the_run_first_unless_it_is_saved(trainer: 
     assert (event.iteration, event.metrics, event.prompts, event.best) == (4, {"eval/total": 1.0}, ["a", "b"], True)
     assert event.videos is clips
     for iteration, event, done in (
-        (4, IterationEvent(4, {}, clips, []), [False, True]),
-        (4, CheckpointEvent(4, tmp_path, complete=True), [True]),
-        (0, IterationEvent(0, {}, clips, []), [True]),  # before the first there is nothing to save
+        (4, IterationEvent(4, {}, clips, []), [False]),
+        (4, CheckpointEvent(4, tmp_path), []),
+        (0, IterationEvent(0, {}, clips, []), []),  # before the first there is nothing to save
     ):
         trainer.state.iteration = iteration
         with pytest.raises(ZeroDivisionError):

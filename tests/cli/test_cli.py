@@ -27,7 +27,7 @@ MISTAKES = [
     ("generate --prompts none.csv", "There is no prompt file none.csv"),
     ("tran", "Did you mean 'train'?"),
     ("launch --nproc 2 train", "torchrun --nproc-per-node N -m sage_grpo train"),
-    ("convert weights --to original", "sage-grpo export SOURCE --out FOLDER"),
+    ("convert weights", "sage-grpo export SOURCE --out FOLDER"),
     ("train --learning-rate 1e-4", "Did you mean 'optimizer.lr'?"),
     ("train --rewards video_stats", """got 'video_stats'. Each is a mapping: --rewards '[{"name": ...}]'."""),
     ("evaluate --pairs true --videos clips --prompts p.txt", "--pairs would change nothing"),

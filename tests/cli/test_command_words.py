@@ -113,17 +113,15 @@ def test_training_that_stops_is_1_and_leaves_its_report(capsys, monkeypatch) -> 
     assert capsys.readouterr().out == f"sage-grpo train stopped: not finite\nReport of {config.out}.\n"
 
 
-def test_weights_are_converted_both_ways_and_nothing_is_overwritten(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_weights_are_converted_and_nothing_is_overwritten(tmp_path: Path, capsys, monkeypatch) -> None:
     asked: list[Any] = []
-    for name in ("original_to_diffusers", "diffusers_to_original"):
-        monkeypatch.setattr(f"sage_grpo.tools.convert.{name}", lambda *words: asked.append(words) or 5)
+    monkeypatch.setattr("sage_grpo.tools.convert.original_to_diffusers", lambda *words: asked.append(words) or 5)
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()
     words = ["export", str(source), "--base", "base", "--out", str(out), "--dtype", "bfloat16"]
     assert main(words) == 0
     assert "with 5 tensors of" in capsys.readouterr().out
-    assert main(["export", "hub/name", "--to", "original", "--out", str(out)]) == 0
-    assert asked == [(source, "base", out, torch.bfloat16), ("hub/name", out, None)]
+    assert asked == [(source, "base", out, torch.bfloat16)]
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("seed: 1\n")
     capsys.readouterr()
@@ -132,7 +130,7 @@ def test_weights_are_converted_both_ways_and_nothing_is_overwritten(tmp_path: Pa
         ([str(source), "--out", str(source)], "exists already"),
         ([str(tmp_path / "run")], "sage-grpo export --run"),
         ([str(source), "--merged", "true"], "leave out --merged"),
-        (["--to", "original"], "--to needs weights to convert"),
+        (["--base", "other"], "--base needs weights to convert"),
     ):
         assert main(["export", *wrong]) == 2
         assert said in capsys.readouterr().err
@@ -191,7 +189,6 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(import_module("sage_grpo.run.preflight"), "preflight", lambda config: ["slow"])
     monkeypatch.setattr("sage_grpo.tools.compare.report.render", lambda *folders: drawn.append(folders))
     monkeypatch.setattr("sage_grpo.tools.compare.report.tables", lambda summary: "TABLE")
-    monkeypatch.setattr("sage_grpo.tools.compare.store.unfinished", lambda folder: "cut off")
     return asked
 
 
@@ -205,7 +202,7 @@ def test_a_suite_is_run_and_drawn_and_its_end_is_told(ends, status, told, lab, t
     assert compare.run(Options(suite=file, size="smoke", out=str(out))) == status
     printed = capsys.readouterr()
     assert (lab["folder"], lab["side_by_side"], lab["weights"], lab["arms"]) == (out, None, False, None)
-    assert printed.out.startswith(f"TABLE\n\nReport: {out}/report.md\ncut off\nData: ")
+    assert printed.out.startswith(f"TABLE\n\nReport: {out}/report.md\nData: ")
     assert printed.err.startswith(f"sage-grpo: slow\n{told}")
 
 

@@ -102,7 +102,6 @@ def test_the_demo_ends_with_before_and_after(tmp_path: Path, calls, capsys) -> N
     rows = [{"iteration": n, "eval/total": total, "eval/TA": 0.5} for n, total in ((0, 1.0), (1, 9.0), (2, 1.25))]
     calls("sage_grpo.tools.report.summary.verdict", ["Better."])
     calls("sage_grpo.tools.report.run_data.read_run", SimpleNamespace(evaluations=rows))
-    drawn = calls("sage_grpo.tools.report.picture.draw_run", "drawn")
     calls("sage_grpo.tools.report.page.leave_report", "Report of mine.")
     seen = calls("sage_grpo.run.session.run")
     assert demo.run(demo.Options(out=str(tmp_path / "mine"), iterations=2, seed=3)) == 0
@@ -110,9 +109,8 @@ def test_the_demo_ends_with_before_and_after(tmp_path: Path, calls, capsys) -> N
     assert "\nheld-out prompts       base    tuned   change\n" in told
     assert "total" not in told.partition("change\n")[2] or "\ntotal                 1.000    1.250   +0.250\n" in told
     assert "\nTA                    0.500    0.500   +0.000\n" in told
-    assert "\n\nBetter.\n\nReport of mine.\nPicture: " in told
+    assert "\n\nBetter.\n\nReport of mine.    (" in told
     ((config, _), _), *_ = seen
-    assert drawn[0][0][0] == tmp_path / "mine"
     assert (config.out, config.seed, config.iterations, config.evaluate.every) == (str(tmp_path / "mine"), 3, 2, 2)
     rows[2]["iteration"] = 1  # it was stopped
     assert demo.run(demo.Options(out=str(tmp_path / "mine"), iterations=2)) == 0

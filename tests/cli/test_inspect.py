@@ -1,27 +1,23 @@
-"""`sage-grpo inspect`: tables and a figure of chosen kernels, and the grid of a checkpoint's own scheduler."""
+"""`sage-grpo inspect`: tables of chosen kernels, and the grid of a checkpoint's own scheduler."""
 
 from __future__ import annotations
 
 import json
 import re
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 import tiny
-from pen import drawing
-from sage_grpo.cli import inspect, main, probe
+from sage_grpo.cli import main, probe
 from sage_grpo.cli.inspect import Options, run
 from sage_grpo.models.schedulers import own_sigmas
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.windows import Window
-from sage_grpo.tools.inspect import final_variance
 from sage_grpo.tools.probe.estimate import Advice, Effect, Estimate
 from sage_grpo.tools.probe.probe import ProbeResult, ProbeSpec
 from sage_grpo.training.config import LogConfig
@@ -39,24 +35,15 @@ def assert_alike(told: str, name: str) -> None:
     assert found == pytest.approx(wanted, rel=1e-3, abs=1e-6)
 
 
-def test_tables_show_what_they_showed_and_a_figure_is_drawn(capsys, tmp_path: Path) -> None:
-    assert run(Options(**SHOWN, figure=tmp_path / "f.png")) == 0
-    told = capsys.readouterr().out.replace(str(tmp_path / "f.png"), "FIGURE")
-    assert_alike("".join(f"{line.rstrip()}\n" for line in told.splitlines()), "inspect.txt")
-    assert (tmp_path / "f.png").stat().st_size > 10_000
-
-
-def test_the_figure_shows_what_it_showed(monkeypatch, tmp_path: Path) -> None:
-    log = drawing(monkeypatch, inspect)
-    monkeypatch.setattr("matplotlib.pyplot.rc_context", lambda style: log.append(str(style)) or nullcontext())
-    assert run(Options(**SHOWN, figure=tmp_path / "f.png")) == 0
-    assert_alike("\n".join(log) + "\n", "inspect_figure.txt")
+def test_tables_show_what_they_showed(capsys) -> None:
+    assert run(Options(**SHOWN)) == 0
+    assert_alike("".join(f"{line.rstrip()}\n" for line in capsys.readouterr().out.splitlines()), "inspect.txt")
 
 
 def test_steps_without_noise_are_dim(monkeypatch) -> None:
     tables: list[Any] = []
     monkeypatch.setattr("rich.console.Console.print", lambda self, *things, **named: tables.extend(things))
-    assert run(Options(**{**SHOWN, "kernels": ["sage"]}, figure=None)) == 0
+    assert run(Options(**{**SHOWN, "kernels": ["sage"]})) == 0
     assert [row.style for row in tables[0].rows] == ["", "", "", "dim"]
 
 
@@ -77,7 +64,7 @@ def test_a_bar_is_shown_unless_json_is_wanted(progress: bool, alone: bool, shown
 
 
 def inspected(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    assert main.main(["inspect", "--json", "--figure", "null", *words]) == 0
+    assert main.main(["inspect", "--json", *words]) == 0
     return json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
@@ -102,16 +89,13 @@ def test_without_a_model_the_grid_is_even_and_a_kernel_has_its_own_clamp(capsys)
     assert any("swallows" in text for text in sage["warnings"])
     assert document["kernels"]["ode"]["sensitivity_span"] is None
     assert {row["share"] for row in document["kernels"]["ode"]["rows"]} == {0.0}
-    grid, linear = inspect.grid_for(Options()), KernelSpec(name="linear")
-    (found,) = inspect._over_steps(Mock(), [linear.build(grid.make(9))], grid, 0.5).values()
-    assert found[0] == pytest.approx(final_variance(linear.build(grid.make(5)), grid.make(5), 0.5))
 
 
 def test_a_kernel_that_does_not_take_the_eta_is_left_out_by_name() -> None:
     with pytest.raises(ValueError, match=r'leave cps out with --kernels \["sage"\]'):
-        run(Options(kernels=["sage", "cps"], eta=1.5, figure=None))
+        run(Options(kernels=["sage", "cps"], eta=1.5))
     with pytest.raises(ValueError, match="kernels is empty"):
-        run(Options(kernels=[], figure=None))
+        run(Options(kernels=[]))
 
 
 def estimate(value: float) -> Estimate:
@@ -157,16 +141,15 @@ def test_a_probe_is_two_tables_and_a_snippet(capsys) -> None:
     assert told[-3:] == [
         "Steps were compared at eta 1; probe again with kernel.eta 0.5 to be sure.",
         "rollout: here",
-        "In here: snippet.yaml (for train --config), probe.json, probe.png",
+        "In here: snippet.yaml (for train --config), probe.json",
     ]
     assert len(told) == 19
 
 
 def test_a_snippet_of_an_older_probe_is_removed_and_json_is_alone(tmp_path: Path, capsys, monkeypatch) -> None:
-    texts, drawn = ["rollout: x\n", None], []
-    monkeypatch.setattr("sage_grpo.tools.probe.figure.save_figure", lambda found, options, file: drawn.append(file))
+    texts = ["rollout: x\n", None]
     monkeypatch.setattr("sage_grpo.tools.probe.probe.document", lambda prober, found: {"eta": found.eta})
-    monkeypatch.setattr("sage_grpo.tools.probe.probe.snippet", lambda found, options: texts[len(drawn)])
+    monkeypatch.setattr("sage_grpo.tools.probe.probe.snippet", lambda found, options: texts.pop(0))
     prober: Any = None
     probe._write(prober, finding(), probe.Options(probe=ProbeSpec(out=str(tmp_path))))
     assert (tmp_path / "snippet.yaml").read_text() == "rollout: x\n"
@@ -174,4 +157,3 @@ def test_a_snippet_of_an_older_probe_is_removed_and_json_is_alone(tmp_path: Path
     probe._write(prober, finding(), probe.Options(probe=ProbeSpec(out=str(tmp_path), json=True)))
     assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "probe.json").read_text()) == {"eta": 1.0}
     assert not (tmp_path / "snippet.yaml").exists()
-    assert drawn == [tmp_path / "probe.png"] * 2

@@ -28,7 +28,7 @@ from sage_grpo.distributed.world import World
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec, load_reward
-from sage_grpo.run.lock import ENTRIES, FolderLock, owned
+from sage_grpo.run.lock import ENTRIES, locked, owned
 from sage_grpo.run.saved import Choice, find_checkpoint, read_config
 from sage_grpo.tools.report.page import leave_report, write_report
 from sage_grpo.tools.report.run_data import noise_picture, read_run
@@ -123,12 +123,12 @@ def test_a_lock_that_is_a_link_empties_nothing(tmp_path: Path, private: Path) ->
     out = tmp_path / "out"
     out.mkdir()
     (out / ".lock").symlink_to(private)
-    with pytest.raises(ConfigError, match=r"\.lock is a link"):
-        FolderLock(out).acquire()
+    with pytest.raises(ConfigError, match=r"\.lock is a link"), locked(out):
+        pass
     assert private.read_bytes() == SECRET
     (out / ".lock").unlink()
     (out / ".lock").hardlink_to(private)
-    with FolderLock(out):
+    with locked(out):
         assert json.loads((out / ".lock").read_text())["pid"]
     assert private.read_bytes() == SECRET
 

@@ -28,7 +28,6 @@ def no_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         "sage_grpo.run.session.run",
         "sage_grpo.models.families.wan.load",
         "sage_grpo.models.checkpoints.checkpoint._download",
-        "sage_grpo.cli.inspect.save_figure",
         "uvicorn.Server.run",
     ):
         monkeypatch.setattr(place, accept)
@@ -89,7 +88,6 @@ GIVEN = {
         "own folder",
         [["generate", "--run", "mine", "--weights", "base", "--prompts", "a", "--out", out] for out in OWN],
     ),
-    "figures": ("--figure", [["inspect", "--figure", name] for name in ("a", "a.png.txt", ".png", "folder")]),
     "studies": ("one folder", [["study", "create", "--methods", "{a: folder, b: link}", "--prompts", "good.txt"]]),
     "empty names": ("is empty", [["train", "--data.eval_prompts", ""], ["evaluate", "--prompts", " "]]),
     "prompts": ("must be a text", [["evaluate", "--prompts", "number.json"]]),
@@ -119,7 +117,7 @@ def test_what_is_given_is_refused_where_it_enters(kind: str, capsys: pytest.Capt
 
 
 def test_a_reader_who_has_gone_ends_a_command_in_silence(monkeypatch: pytest.MonkeyPatch, capfd) -> None:
-    inspect = ["inspect", "--steps", "3", "--kernels", "ode", "--figure", "null"]
+    inspect = ["inspect", "--steps", "3", "--kernels", "ode"]
     for words, buffered in ((["doctor", "--help"], -1), (["doctor", "--help"], 1), (inspect, -1)):
         reading, writing = os.pipe()
         os.close(reading)

@@ -10,9 +10,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 
-def serve(connection: Connection, log: Path, environment: Mapping[str, str]) -> None:
+def serve(connection: Connection, log: Path, environment: Mapping[str, str], *more: object) -> None:
     while True:
-        job = connection.recv().job
+        job = connection.recv()
         kind = job.arm.split()[0]
         with log.open("a") as stream:
             stream.write(f"--- {job.arm} {environment['OWN']}\n")

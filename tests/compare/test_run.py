@@ -23,22 +23,20 @@ from sage_grpo.tools.compare import store
 from sage_grpo.tools.compare.design import Arm, Suite
 from sage_grpo.tools.compare.measure import measure
 from sage_grpo.tools.compare.prepare import CompareJob, head, prepare
-from sage_grpo.tools.compare.worker import RunRequest
 from sage_grpo.training.config import TrainConfig
 
 
 class Here:
     """A worker without a process or a model: what it scores is its key. It keeps an account of what it was asked for."""
 
-    asked: list[RunRequest]
+    asked: list[str]
     fails: Callable[[CompareJob], bool]
 
-    def __init__(self, log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, number: int, environment: Mapping[str, str], weights: bool) -> None:
         self.connection, self.process = Pipe()
 
-    def begin(self, request: RunRequest) -> Any:
-        job = request.job
-        self.asked.append(request)
+    def begin(self, job: CompareJob) -> Any:
+        self.asked.append(job.key)
         score = {"total": int(job.key, 16) / 2**64, "drift": 0.1}
         status = "failed" if type(self).fails(job) else "done"
         row = {
@@ -92,7 +90,7 @@ def test_a_call_makes_what_is_missing_and_what_failed(here: type[Here], tmp_path
     assert len(list((tmp_path / "configs").iterdir())) == 4
     here.fails = lambda job: False  # type: ignore[assignment]
     assert call(tmp_path) == 0
-    assert [request.job.key for request in here.asked] == ["a2", "b2"]
+    assert here.asked == ["a2", "b2"]
     rows = store.read_rows(tmp_path / store.ROWS)
     assert [row["status"] for row in rows] == ["done", "done", "failed", "failed", "done", "done"]
     assert {row["suite"] for row in rows} == {"one"}
@@ -120,26 +118,20 @@ def test_runs_that_were_cut_off_come_first_and_are_forgotten_with_a_row_that_is_
         (store.place(tmp_path, key) / f"{at:06d}").mkdir(parents=True)
     (store.place(tmp_path, faulty) / "odd").mkdir()
     store.save_suite(tmp_path, SUITE, KEYS, "")
-    told = "2 run(s) are unfinished, kept after iterations 2 to 3. The same command continues them."
-    assert store.unfinished(tmp_path) == told
+    assert store.kept(tmp_path, KEYS[1:]) == {faulty: 2, cut_off: 3}
     here.fails = lambda job: job.key == faulty  # type: ignore[assignment]
     assert call(tmp_path) == 1
-    assert [request.job.key for request in here.asked] == [faulty, cut_off, "a2"]
+    assert here.asked == [faulty, cut_off, "a2"]
     assert {path.name for path in (tmp_path / store.UNFINISHED).iterdir()} == {faulty, foreign}
-    assert "1 run(s) are unfinished, kept after iteration 2." in store.unfinished(tmp_path)
     here.fails = lambda job: False  # type: ignore[assignment]
     call(tmp_path)
-    assert store.unfinished(tmp_path) == ""
     assert [path.name for path in (tmp_path / store.UNFINISHED).iterdir()] == [foreign]
 
 
-def test_a_request_says_where_a_run_is_kept_and_its_configuration_is_a_file(here: type[Here], tmp_path: Path) -> None:
+def test_the_configuration_of_a_run_is_a_file(here: type[Here], tmp_path: Path) -> None:
     job = replace(jobs()[3], arm="b at [1, 2]")
     assert (job.name, job.file) == ("b at [1, 2], seed 2", "b-at-1-2--b2.yaml")
-    for weights, kept in ((False, None), (True, tmp_path / "weights" / "b-at-1-2--b2-2")):
-        folder = tmp_path if weights else tmp_path / "other"
-        comparison.run(folder, SUITE, [job], command="", weights=weights)
-        assert here.asked[-1] == RunRequest(job=job, weights=kept, unfinished=store.place(folder, job.key))
+    comparison.run(tmp_path, SUITE, [job], command="")
     assert parse(TrainConfig, ["--config", str(tmp_path / "configs" / job.file)], prog="train") == job.config
 
 

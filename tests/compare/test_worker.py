@@ -19,24 +19,24 @@ from sage_grpo.recipes import recipe
 from sage_grpo.tools.compare import run as comparison
 from sage_grpo.tools.compare import worker
 from sage_grpo.tools.compare.prepare import CompareJob
-from sage_grpo.tools.compare.worker import RunRequest, Worker, make_all
-from sage_grpo.training.config import TrainConfig
+from sage_grpo.tools.compare.worker import Worker, make_all
 
 
-def request(arm: str) -> RunRequest:
-    given: Any = {"recipe": "r", "settings": {}, "points": (), "kind": "train", "config": TrainConfig(iterations=2)}
-    return RunRequest(job=CompareJob(arm=arm, seed=0, key=f"{arm}/0", **given), weights=None, unfinished=Path("kept"))
+def job(arm: str) -> Any:
+    """Plain data, which a process reads without importing torch."""
+    given = {"recipe": "r", "settings": {}, "kind": "train", "config": SimpleNamespace(iterations=2)}
+    return SimpleNamespace(arm=arm, seed=0, key=f"{arm}/0", name=arm, file=f"{arm}.yaml", **given)
 
 
 def workers(folder: Path, count: int = 1) -> list[Worker]:
-    return [Worker(folder / f"worker-{n}.log", {"OWN": "yes"}, fake_worker.serve) for n in range(count)]
+    return [Worker(folder, n, {"OWN": "yes"}, body=fake_worker.serve) for n in range(count)]
 
 
 def test_a_run_that_fails_or_takes_its_process_along_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
     rows, notes = list[dict[str, Any]](), list[str]()
     ended = {"ok 0": "done", "ok 1": "done", "fails": "failed", "ok 2": "done", "dies": "failed", "ok 3": "done"}
     make_all(
-        map(request, ended),
+        map(job, ended),
         workers(tmp_path),
         lambda job, row: rows.append(row),
         lambda job, text: notes.append(f"{job.arm} {text}"),
@@ -46,10 +46,10 @@ def test_a_run_that_fails_or_takes_its_process_along_is_recorded_and_the_others_
     assert first["pid"] == second["pid"] == broken["pid"] != after["pid"]  # one process makes many
     assert broken["error"] == "it broke"
     assert "ended with 9" in died["error"]
-    assert "worker-0.log" in died["error"]
+    assert "worker-00.log" in died["error"]
     assert died["key"] == "dies/0"
     assert notes == [f"{arm} begun" for arm in ended if arm != "dies"]
-    assert "--- ok 3 yes\n" in (tmp_path / "worker-0.log").read_text()
+    assert "--- ok 3 yes\n" in (tmp_path / "logs" / "worker-00.log").read_text()
     assert multiprocessing.active_children() == []
 
 
@@ -62,7 +62,7 @@ def test_a_fault_of_ours_or_an_interruption_ends_the_workers(fault: BaseExceptio
         raise fault
 
     with pytest.raises(type(fault)):
-        make_all(map(request, ("ok", "hangs", "ok 2")), workers(tmp_path, 2), broken)
+        make_all(map(job, ("ok", "hangs", "ok 2")), workers(tmp_path, 2), broken)
     assert rows == ["ok"]  # what was cut off is no failure
     assert multiprocessing.active_children() == []
 
@@ -71,7 +71,8 @@ def test_a_worker_answers_every_run_and_ends_after_a_fault(tmp_path: Path, monke
     (ours, theirs), bases, threads = Pipe(), list[Any](), list[int]()
 
     def measure(job: Any, known: Any, weights: Any, unfinished: Path, on_note: Any) -> dict[str, Any]:
-        assert (weights, unfinished, os.environ["OWN"]) == (None, Path("kept"), "yes")
+        assert unfinished == tmp_path / "unfinished" / job.key
+        assert (weights, os.environ["OWN"]) == (tmp_path / "weights" / f"{Path(job.file).stem}-0", "yes")
         bases.append(known)
         on_note("a note")
         if job.arm == "b":
@@ -85,8 +86,8 @@ def test_a_worker_answers_every_run_and_ends_after_a_fault(tmp_path: Path, monke
     monkeypatch.setattr(worker.threading, "Thread", lambda **named: SimpleNamespace(start=lambda: None))
     monkeypatch.setattr("torch.set_num_threads", threads.append)
     for arm in "ab":
-        ours.send(request(arm))
-    worker.serve(theirs, tmp_path / "log", {"OWN": "yes"})
+        ours.send(job(arm))
+    worker.serve(theirs, tmp_path / "log", {"OWN": "yes"}, tmp_path, True)
     *messages, end = (ours.recv() for _ in range(4))
     assert messages == [{"note": "a note"}, {"row": {"key": "a/0"}}, {"note": "a note"}]
     assert (end["row"]["status"], end["row"]["error"]) == ("failed", "RuntimeError: it broke")

@@ -135,7 +135,7 @@ def test_ranges_and_their_words(limit: Range, inside: tuple, outside: tuple, wor
 def test_a_key_that_is_there_twice_is_refused(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "twice.yaml"
     file.write_text(text)
-    for argv in (["--config", str(file)], [f"--config={file}"], ["--optimizer", str(file)]):
+    for argv in (["--config", str(file)], [f"--config={file}"]):
         with pytest.raises(ConfigError) as error:
             parse(TrainConfig, argv, prog="train")
         assert message in str(error.value)

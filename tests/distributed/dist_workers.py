@@ -100,7 +100,6 @@ def train(world: World, config: c.TrainConfig, resume: bool = False, save: bool 
         passes.setdefault("iteration", seen)
         if save:
             trainer.save(root)
-    trainer.writer.finish()
     if save:
         trainer.export(Path(config.out) / "final")
     with counted(trainer) as passes["evaluation"]:
@@ -253,12 +252,10 @@ def stop_a_rank(world: World, lost: int, how: str, folder: Path) -> None:
     time.sleep(4)  # busy with something else: nothing but the heartbeat can notice
 
 
-def failing_save(world: World, where: str, background: bool, folder: Path) -> dict[str, Any]:
+def failing_save(world: World, where: str, folder: Path) -> dict[str, Any]:
     """Two checkpoints; in the second the disk of one rank is full."""
-    writer = checkpoint.Writer(world, background=background)
     tensors = {f"w{world.number}": torch.ones(3)}
-    writer.save(folder, 1, tensors, {"value": 1})
-    writer.finish()
+    checkpoint.save(folder, 1, tensors, {"value": 1}, world=world)
 
     def full(*arguments: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -268,8 +265,7 @@ def failing_save(world: World, where: str, background: bool, folder: Path) -> di
     if where == "state":
         checkpoint._write = full
     try:
-        writer.save(folder, 2, tensors, {"value": 2})
-        writer.finish()
+        checkpoint.save(folder, 2, tensors, {"value": 2}, world=world)
     except checkpoint.SaveFailed as failed:
         return {"failed": str(failed)}
     return {"failed": ""}

@@ -13,7 +13,6 @@ from sage_grpo.distributed import checkpoint
 from sage_grpo.distributed.checkpoint import (
     CheckpointError,
     SaveFailed,
-    Writer,
     continuing,
     find_fault,
     folders,
@@ -23,12 +22,13 @@ from sage_grpo.distributed.checkpoint import (
     prune,
     read_meta,
     recover,
+    save,
 )
 from sage_grpo.distributed.world import World
 
 
 def saved(root: Path, number: int = 1, **files: bytes) -> Path:
-    return Writer(World()).save(root, number, {"b": torch.ones(2), "a": torch.zeros(3)}, {"value": number}, files)
+    return save(root, number, {"b": torch.ones(2), "a": torch.zeros(3)}, {"value": number}, files)
 
 
 def test_what_was_saved_is_read_and_what_does_not_fit_is_named(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_what_was_saved_is_read_and_what_does_not_fit_is_named(tmp_path: Path) -
     ):
         with pytest.raises(CheckpointError, match=said):
             load(folder, wanted, World())
-    many = Writer(World()).save(tmp_path, 2, {name: torch.zeros(1) for name in "fedcba"}, {}, {})
+    many = save(tmp_path, 2, {name: torch.zeros(1) for name in "fedcba"}, {})
     with pytest.raises(CheckpointError, match=r"it lacks nothing and has \['a', 'b', 'c'\] besides"):
         load(many, {"d": torch.zeros(1), "e": torch.zeros(1)}, World())
     (folder / "state.json").write_text('{"format": 2}')
@@ -131,7 +131,7 @@ def test_the_last_saved_and_the_spared_are_kept(tmp_path: Path) -> None:
     assert sorted(one.name for one in (tmp_path / "000002").iterdir()) == ["mine.txt", "shard-x.safetensors"]
 
 
-def test_a_save_that_fails_leaves_nothing_and_says_so_when_it_is_waited_for(tmp_path: Path, monkeypatch) -> None:
+def test_a_save_that_fails_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
     error: BaseException = OSError(28, "No space left on device")
 
     def full(file: Path, content: object) -> None:
@@ -142,13 +142,6 @@ def test_a_save_that_fails_leaves_nothing_and_says_so_when_it_is_waited_for(tmp_
     with pytest.raises(SaveFailed, match=said):
         saved(tmp_path, 3)
     assert list(tmp_path.iterdir()) == []
-    writer = Writer(World(), background=True)
-    assert writer.save(tmp_path, 3, {"w": torch.ones(1)}, {}) == tmp_path / "000003"
-    writer._job.exception()
-    assert writer.failed
-    with pytest.raises(SaveFailed, match=said):
-        writer.save(tmp_path, 4, {"w": torch.ones(1)}, {})
-    assert not writer.failed
     error = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt, match="Interrupted while a checkpoint was saved"):
         saved(tmp_path)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 def test_a_run_of_two_ranks_continues_on_one_and_on_four(checkpoint, tmp_path) -> None:
     config = workers.configure(checkpoint("hunyuan15_t2v"), tmp_path, guidance=1.0)
     alone = processes.alone(workers.train, replace(config, out=str(tmp_path / "alone")))
-    spec = ParallelSpec(async_checkpoint=True, timeout=60)
+    spec = ParallelSpec(timeout=60)
     first = processes.run(workers.train, 2, replace(config, iterations=1, parallel=spec), False, True, spec=spec)[0]
     assert isinstance(first, dict), first
     check_files(Path(config.out) / "checkpoints" / "000001")
@@ -60,9 +60,9 @@ def check_export(folder: Path, base: Path, state) -> None:
     assert saved.keys() == load_file(base / "transformer" / "diffusion_pytorch_model.safetensors").keys()
 
 
-@pytest.mark.parametrize(("where", "rank", "background"), [("tensors", 1, True), ("state", 0, False)])
-def test_a_save_that_fails_on_one_rank_fails_on_all(where: str, rank: int, background: bool, tmp_path) -> None:
-    results = processes.run(workers.failing_save, 2, where, background, tmp_path)
+@pytest.mark.parametrize(("where", "rank"), [("tensors", 1), ("state", 0)])
+def test_a_save_that_fails_on_one_rank_fails_on_all(where: str, rank: int, tmp_path) -> None:
+    results = processes.run(workers.failing_save, 2, where, tmp_path)
     for result in results:
         assert isinstance(result, dict), result
         assert "Checkpoint 2 could not be written" in result["failed"]

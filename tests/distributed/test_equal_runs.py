@@ -24,7 +24,7 @@ from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.windows import Window
 from sage_grpo.training import config as c
-from sage_grpo.training.adaptive_lr import TRIES
+from sage_grpo.training.optim import TRIES
 
 pytestmark = pytest.mark.slow
 
@@ -73,14 +73,14 @@ RUNS = {
     "sound": (
         "ltx2",
         2,
-        ParallelSpec(sp=2, timeout=60),
+        ParallelSpec(timeout=60),
         {
             **WITHOUT_SDE,
             "guidance": 1.0,
             "lora": True,
             "iterations": 1,
             "batch": CLIPS,
-            "objective": ObjectiveSpec(kind="nft", levels=2, draw="uniform", old_decay=0.5),
+            "objective": ObjectiveSpec(kind="nft", levels=2, draw="strata", old_decay=0.5),
         },
     ),
 }

@@ -19,13 +19,13 @@ from sage_grpo.health.evidence import (
     AGREEMENT,
     STDERR,
     Agreement,
+    RewardParts,
     ScoreChange,
     agreement_of,
     change,
     evidence,
     shortfall,
 )
-from sage_grpo.health.reward_parts import RewardParts
 from sage_grpo.health.sentinel import Finding, PastEvaluation, Sentinel
 from sage_grpo.health.statistics import MOST, ParameterDrift, agreements, correlation, thumbnails
 from sage_grpo.training.guard import HealthGuard
@@ -58,9 +58,8 @@ def guarded(
         sentinel=SentinelConfig(action=action, lr_factor=0.25, rollbacks=2),
         evaluate=SimpleNamespace(every=evaluates[0], early=evaluates[1], per_prompt=3),
     )
-    writer = SimpleNamespace(world=World(), finish=lambda: done.append(("written",)))
     tell = lambda event: done.append((event.iteration, event.name, event.text, event.action))  # noqa: E731
-    return HealthGuard(config, run, writer, ROOT, held_out, tell), done  # type: ignore[arg-type]
+    return HealthGuard(config, run, World(), ROOT, held_out, tell), done  # type: ignore[arg-type]
 
 
 def test_an_evaluation_is_seen_score_by_score_and_off_says_nothing() -> None:
@@ -90,7 +89,7 @@ def test_a_run_goes_back_to_its_good_checkpoint_or_stops(state, fault, went, end
     again = 0 if end else 1
     steps = f"with steps {brake * 0.25**again:g} times as long."
     told = f"a: back to the weights of iteration 4 ({ROOT / '000004'}), {steps}"
-    wanted = [("written",), *([("back", ROOT / "000004"), (7, "a", told, "rollback")] if went else [])]
+    wanted = [*([("back", ROOT / "000004"), (7, "a", told, "rollback")] if went else [])]
     assert done == wanted + ([(7, "a", f"a: the run stops. {end}", "stop")] if end else [])
     assert guard.stops == bool(end)
     assert (guard.state.sentinel.rollbacks, guard.state.sentinel.brake) == (often + again, brake * 0.25**again)

@@ -9,8 +9,7 @@ import pytest
 from watching import RESULTS, healthy_row
 
 from sage_grpo.health.config import SentinelConfig
-from sage_grpo.health.evidence import change
-from sage_grpo.health.reward_parts import RewardParts
+from sage_grpo.health.evidence import RewardParts, change
 from sage_grpo.health.sentinel import Finding, Sentinel
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import RewardSpec

@@ -20,10 +20,10 @@ from sage_grpo.health.config import SentinelConfig
 from sage_grpo.health.statistics import ParameterDrift, appearance, describe, frames_seen, thumbnails
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.session import run
-from sage_grpo.training.adaptive_lr import AdaptiveRate
 from sage_grpo.training.config import EvalConfig, KeepConfig, OptimizerConfig, TrainConfig, UpdateConfig
 from sage_grpo.training.events import Hooks, SentinelEvent
 from sage_grpo.training.loss import Diverged
+from sage_grpo.training.optim import AdaptiveRate
 from sage_grpo.training.trainer import Trainer
 from trainer_helpers import assert_same_run, interrupt, rows, same, weights_of
 
@@ -204,15 +204,15 @@ def test_a_run_that_diverges_goes_back_too(far, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_target_kl_follows_the_brake() -> None:
-    free, slow = AdaptiveRate(0.1, most=2.0), AdaptiveRate(0.1, most=2.0)
+    free, slow = AdaptiveRate(0.1), AdaptiveRate(0.1)
     slow.slow_to(0.5)
     assert slow.factor == 0.5
     for _ in range(50):
-        free.observe(0.1 * (free.factor / 1.6) ** 2)
-        slow.observe(0.1 * (slow.factor / 1.6) ** 2)
-    assert free.factor == pytest.approx(1.6, rel=1e-3)
-    assert slow.factor == pytest.approx(0.8, rel=1e-3)  # half of the step, so a quarter of the KL
-    again = AdaptiveRate(0.1, most=2.0)
+        free.observe(0.1 * (free.factor / 0.8) ** 2)
+        slow.observe(0.1 * (slow.factor / 0.8) ** 2)
+    assert free.factor == pytest.approx(0.8, rel=1e-3)
+    assert slow.factor == pytest.approx(0.4, rel=1e-3)  # half of the step, so a quarter of the KL
+    again = AdaptiveRate(0.1)
     again.load_state_dict(slow.state_dict())
     assert again.observe(0.03) == slow.observe(0.03)
 

@@ -27,7 +27,7 @@ def test_optimality_is_the_clipped_advantage_between_0_and_1() -> None:
 
 
 @pytest.mark.parametrize(("beta", "saturation"), [(0.1, 1.0), (1.0, 3.0), (2.5, 1.0)])
-@pytest.mark.parametrize("weight", ["uniform", "sigma", "adaptive"])
+@pytest.mark.parametrize("weight", ["uniform", "adaptive"])
 def test_the_loss_is_the_papers_and_its_gradient_at_the_old_policy_does_not_depend_on_beta(
     beta: float, saturation: float, weight: str
 ) -> None:
@@ -38,7 +38,7 @@ def test_the_loss_is_the_papers_and_its_gradient_at_the_old_policy_does_not_depe
     for share, sign in ((GOOD, 1), (1 - GOOD, -1)):
         error = (x - sigma * ((1 - sign * beta) * v_old + sign * beta * v)) - (x - sigma * target)
         square = (error**2).mean((1, 2))
-        scale = {"uniform": sigma**2, "sigma": sigma, "adaptive": error.abs().mean((1, 2))}[weight]
+        scale = {"uniform": sigma**2, "adaptive": error.abs().mean((1, 2))}[weight]
         expected += share * square / scale
     terms = nft_loss(v, v_old, target, GOOD, **options)
     torch.testing.assert_close(terms.loss, saturation * expected / beta)
@@ -47,7 +47,7 @@ def test_the_loss_is_the_papers_and_its_gradient_at_the_old_policy_does_not_depe
     at = v_old.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(nft_loss(at, v_old, target, GOOD, **options).loss.sum(), at)
     error = v_old - target
-    w = {"uniform": 1.0, "sigma": sigma, "adaptive": sigma / error.abs().mean((1, 2), keepdim=True)}[weight]
+    w = {"uniform": 1.0, "adaptive": sigma / error.abs().mean((1, 2), keepdim=True)}[weight]
     torch.testing.assert_close(gradient, 2 * saturation * w * (2 * GOOD - 1).view(4, 1, 1) * error / 6)
     assert nft_loss(v, v, v, GOOD, **options).loss.max() < 1e-12
 
@@ -69,11 +69,10 @@ def test_ghuber_is_the_fourth_root_of_the_error_times_sigma() -> None:
 
 KINDS = ("surrogate", "nft", "awm", "gradient", "dpo", "sft")
 TAKEN = {
-    "weight": {"sigma": "surrogate nft awm dpo sft", "adaptive": "surrogate nft", "ghuber": "awm"},
-    "draw": {"schedule": " ".join(KINDS), "uniform": "surrogate nft awm dpo sft", "last": "surrogate gradient"},
+    "weight": {"adaptive": "surrogate nft", "ghuber": "awm"},
+    "draw": {"schedule": " ".join(KINDS), "strata": "surrogate nft awm dpo sft", "last": "surrogate gradient"},
     "credit": {"exact": "surrogate"},
     "predict": {0.5: "surrogate gradient"},
-    "frames": {5: "gradient"},
     "old_decay": {0.5: "surrogate nft awm"},
     "old_ramp": {3: ""},
     "old_samples": {False: ""},

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_cases import some
-from sage_grpo.training.adaptive_lr import GAIN, LARGEST_STEP, LEAST, SLACK, TRIES, AdaptiveRate, share_kept
+from sage_grpo.training.optim import GAIN, LARGEST_STEP, LEAST, SLACK, TRIES, AdaptiveRate, share_kept
 
 
 def kl_of_step(rate: float, *, gradient: float = 3.0, sensitivity: float = 2.0) -> float:
@@ -18,9 +18,9 @@ def kl_of_step(rate: float, *, gradient: float = 3.0, sensitivity: float = 2.0) 
     return 0.5 * (sensitivity * rate * gradient) ** 2
 
 
-@pytest.mark.parametrize("rate", [1e-4, 1.0])
-def test_it_settles_at_the_target_from_any_learning_rate(rate: float) -> None:
-    pace = AdaptiveRate(0.01, most=1e4)
+@pytest.mark.parametrize("rate", [0.03, 1.0])
+def test_it_settles_at_the_target_from_any_learning_rate_above(rate: float) -> None:
+    pace = AdaptiveRate(0.01)
     for _ in range(80):
         pace.observe(kl_of_step(rate * pace.factor))
     assert kl_of_step(rate * pace.factor) == pytest.approx(0.01, rel=1e-3)
@@ -49,7 +49,7 @@ def test_it_is_never_hotter_than_asked_and_recovers_after_a_spike() -> None:
 
 def test_without_a_target_and_without_a_move_nothing_follows() -> None:
     assert AdaptiveRate(None).observe(1e9) == 1.0
-    pace = AdaptiveRate(0.01, most=2.0)
+    pace = AdaptiveRate(0.01)
     pace.observe(0.02)
     before = pace.factor
     assert before < 1.0
@@ -57,14 +57,14 @@ def test_without_a_target_and_without_a_move_nothing_follows() -> None:
 
 
 @some
-@given(kls=st.lists(st.floats(0.0, 1e3), max_size=40), cut=st.integers(0, 40), most=st.floats(0.1, 10.0))
-def test_a_resumed_pace_continues(kls: list[float], cut: int, most: float) -> None:
-    straight, first, second = (AdaptiveRate(0.1, most=most) for _ in range(3))
+@given(kls=st.lists(st.floats(0.0, 1e3), max_size=40), cut=st.integers(0, 40))
+def test_a_resumed_pace_continues(kls: list[float], cut: int) -> None:
+    straight, first, second = (AdaptiveRate(0.1) for _ in range(3))
     expected = [straight.observe(kl) for kl in kls]
     found = [first.observe(kl) for kl in kls[:cut]]
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert found + [second.observe(kl) for kl in kls[cut:]] == expected
-    assert all(LEAST <= factor <= most for factor in (AdaptiveRate(0.1, most=most).factor, *expected))
+    assert all(LEAST <= factor <= 1 for factor in expected)
 
 
 def test_what_is_no_kl_is_refused() -> None:
@@ -118,11 +118,10 @@ def test_a_step_within_the_slack_is_kept_without_a_try() -> None:
 
 def test_a_brake_holds_however_little_the_policy_moves() -> None:
     """A KL far below the target asks for longer steps: they become as long as the brake allows, and no longer."""
-    pace = AdaptiveRate(0.01, most=2.0)
+    pace = AdaptiveRate(0.01)
     for brake in (0.5, 0.25):
         pace.slow_to(brake)
-        assert {pace.observe(1e-9) for _ in range(40)} >= {2.0 * brake}
-        assert pace.factor == 2.0 * brake
+        assert {pace.observe(1e-9) for _ in range(40)} == {brake}
     still = AdaptiveRate(None)
     still.slow_to(0.25)
     assert [still.observe(1e-9) for _ in range(3)] == [0.25] * 3
@@ -144,6 +143,6 @@ def test_brakes_are_shares_of_the_free_step_and_not_of_one_another() -> None:
 
 def test_a_target_follows_the_square_of_the_brake() -> None:
     """Steps half as long move the policy by a quarter: that is no reason to lengthen them again."""
-    pace = AdaptiveRate(0.04, most=4.0)
+    pace = AdaptiveRate(0.04)
     pace.slow_to(0.5)
     assert pace.observe(0.01) == pytest.approx(0.5, rel=1e-12)

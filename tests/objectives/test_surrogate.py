@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
 
-from sage_grpo.objectives.base import clip_range
 from sage_grpo.objectives.policy_gradient import (
     centred_log_ratio,
     clipped_surrogate,
@@ -28,14 +25,6 @@ def test_centring_adds_the_kl_and_no_gradient_of_its_own() -> None:
     centred.sum().backward()
     assert kl.grad is None
     assert log_ratio.grad is not None
-
-
-def test_the_range_falls_with_the_root_of_the_dimensions() -> None:
-    assert clip_range(1, 0.5) == 0.5
-    assert clip_range(16, 0.5) == 0.125
-    for dims, c in ((0, 1.0), (4, 0.0), (4, -1.0)):
-        with pytest.raises(ValueError, match="dims >= 1 and c > 0"):
-            clip_range(dims, c)
 
 
 def test_the_clipped_loss_by_hand() -> None:
@@ -64,8 +53,6 @@ def test_the_masked_loss_by_hand() -> None:
         assert terms.loss.tolist() == pytest.approx([0.0 if gone else value for gone, value in zip(inactive, plain)])
         assert terms.ratio is not None
         assert not terms.ratio.requires_grad
-    with pytest.raises(ValueError, match="tau must be positive"):
-        kl_masked_surrogate(ratio.log(), advantage, ratio, tau=0.0)
 
 
 def test_the_scaled_loss_by_hand() -> None:
@@ -97,10 +84,8 @@ def test_the_scaled_loss_tells_ratios_apart_that_float32_does_not() -> None:
 
 def _tensors() -> dict[str, Tensor]:
     step = Sage(eta=0.5)(0.9, 0.8)
-    x, v, v_old, v_reference, noise = torch.randn(5, 3, 2, 5)
-    x_next = step(x, v_old).sample(noise)
-    log_probs = {"log_prob": step(x, v).log_prob(x_next), "log_prob_old": step(x, v_old).log_prob(x_next)}
-    return {"v": v, "v_old": v_old, "v_reference": v_reference, "sensitivity": step.sensitivity, **log_probs}
+    v, v_old, v_reference = torch.randn(3, 3, 2, 5)
+    return {"v": v, "v_old": v_old, "v_reference": v_reference, "sensitivity": step.sensitivity, "clips": 3}
 
 
 def test_modes_use_the_terms_they_name() -> None:
@@ -122,9 +107,6 @@ def test_modes_use_the_terms_they_name() -> None:
             assert (found is None) == (value is None)
             if found is not None:
                 torch.testing.assert_close(found, value)
-        rough = TrustRegion(mode=mode, estimator="log_ratio").penalty(**t)  # type: ignore[arg-type]
-        if velocity is wanted[1]:
-            torch.testing.assert_close(rough.total, t["log_prob_old"] - t["log_prob"])
         assert region.uses_anchor == (wanted[0] is not None)
         assert region.uses_stepwise == (wanted[1] is not None)
         assert region.renews_anchor == (mode in ("moving", "dual"))
@@ -162,16 +144,3 @@ def test_weights_times_sensitivity_is_the_median_everywhere(values: list, cap: f
     found = equalizing_weights(torch.tensor(values), cap=cap)
     assert found.dtype == torch.float32
     assert found.tolist() == weights
-
-
-def test_steps_that_cannot_be_trained_are_refused() -> None:
-    for values, message in (
-        ([], "non-empty row of trained steps"),
-        ([[1.0]], "non-empty row of trained steps"),
-        ([1.0, math.inf], "deterministic and must not be trained"),
-        ([1.0, 0.0], "finite and positive"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            equalizing_weights(torch.tensor(values))
-    with pytest.raises(ValueError, match="cap must be positive"):
-        equalizing_weights(torch.ones(2), cap=0.0)

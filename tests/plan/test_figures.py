@@ -19,7 +19,6 @@ import pytest
 from rich.console import Console
 
 from sage_grpo.distributed.spec import RaySpec
-from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.plan import hardware, show
 from sage_grpo.plan.architecture import find_architecture
@@ -52,16 +51,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "anchor.every": 7, "trust_region.mode": "none", "optimizer.ema": 0.9, "optimizer.max_kl": 1.0, "optimizer.target_kl": 0.1,
         "optimizer.kind": "muon", "evaluate.per_prompt": 3, "evaluate.every": 50, "iterations": 33, "model.lora.rank": 7,
         "rewards": [STATISTICS],
-        "rollout.ray": RaySpec(workers=3), "rollout.ray.scores": "trainer",
+        "rollout.ray": RaySpec(workers=3),
     },
-    "branching": {"rollout.cheap": CheapSpec(guidance=(0.3, 0.8)), "batch.prompts": 7},
+    "branching": {"batch.prompts": 7},
     "wan on 8": {
         "parallel.sp": 2, "parallel.dp_replicate": 2, "parallel.reshard": False, "parallel.cpu_offload": True,
         "parallel.sync_every_pass": True, "model.lora": None, "batch.micro_batch": 3,
     },
     "all weights": {"model.compile": False, "update.gradient_checkpointing": True, "parallel.sp": 4, "parallel.reshard": False},
     "the reward's gradient": {
-        "objective.frames": 8, "model.vae_tiling": True, "model.vae_dtype": "float32", "rewards": [STATISTICS],
+        "model.vae_tiling": True, "model.vae_dtype": "float32", "rewards": [STATISTICS],
     },
     "an old policy": {"objective.levels": 6, "trust_region.mode": "stepwise"},
     "a processor": {"model.lora": LoraSpec(rank=3)},
@@ -160,7 +159,7 @@ CASES = [(name, "") for name in BASES] + [(name, option) for name, options in OP
 HEAVY = ("two experts", "sound")
 PRINTED = [
     ("wan", "model.memory"), ("wan", "rollout.ray"), ("wan on 8", "batch.micro_batch"),
-    ("branching", "rollout.cheap"), ("an old policy", ""), ("a processor", ""),
+    ("an old policy", ""), ("a processor", ""),
 ]  # fmt: skip
 
 

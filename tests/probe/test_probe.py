@@ -13,7 +13,6 @@ import torch
 import yaml
 
 import trainer_toys
-from pen import Pen, drawing
 from sage_grpo.cli.main import main
 from sage_grpo.distributed.world import World
 from sage_grpo.recipes import recipe
@@ -21,11 +20,10 @@ from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.saved import Choice
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.windows import Window
-from sage_grpo.tools.probe import estimate, figure
+from sage_grpo.tools.probe import estimate
 from sage_grpo.tools.probe import probe as module
 from sage_grpo.tools.probe.estimate import (
     CORRELATION,
-    Advice,
     Effect,
     Estimate,
     advise,
@@ -33,7 +31,7 @@ from sage_grpo.tools.probe.estimate import (
     effect,
     spread,
 )
-from sage_grpo.tools.probe.probe import Prober, ProbeResult, ProbeSpec, passes
+from sage_grpo.tools.probe.probe import Prober, ProbeSpec, passes
 from sage_grpo.training.config import BatchConfig
 from sage_grpo.training.inputs import load_rewards, prompts_from
 from trainer_zoo.toy import SIZE, ToyModel
@@ -239,27 +237,6 @@ def test_a_probe_compares_every_setting_with_the_same_deterministic_clips(probe_
     }
     assert told["deterministic"] == pytest.approx({name: float(value) for name, value in means.items()})
     assert told["recommended"] == asdict(found.advice)
-
-
-def test_the_figure_shows_shares_by_step_and_what_eta_does(make_config, tmp_path, monkeypatch) -> None:
-    log, config = drawing(monkeypatch, figure), make_config(kernel=KernelSpec(name="sage_exact"))
-    one, two = (
-        Effect(
-            start=fixed(0.25 * n), explored=fixed(0.5 / n), linear=fixed(0.3 * n, 0.2 * n, 0.7 * n), std=HALF,
-            reward=fixed(-0.1 * n, -0.3, 0.5), drift=fixed(0.2, 0.3, 0.1),
-        )
-        for n in (1, 2)
-    )  # fmt: skip
-    advice = Advice(steps=[1], weights=[1.0], eta=0.5, eta_is_safe=True)
-    finding = ProbeResult(math.sqrt(2), [(1, one), (3, two)], one, 3, [(0.5, one), (1.0, two)], None, advice, 9)
-    assert figure.save_figure(finding, config, tmp_path / "probe.png") == tmp_path / "probe.png"
-    assert "\n".join(log) + "\n" == (Path(__file__).parent / "figure.txt").read_text()
-    log.clear()
-    monkeypatch.setitem(Pen.answers, "get_ylim", (0.25, 1.5))
-    bare = replace(one, drift=None)
-    figure.save_figure(replace(finding, every=bare, etas=[(0.5, bare)]), config, tmp_path / "probe.png")
-    assert log[0].startswith("1 x 3, 13 x 4.2 ")
-    assert "axis 0 0.set_ylim(0, 1.5)" in log
 
 
 def test_the_text_encoder_is_let_go_before_anything_is_sampled(make_config, monkeypatch) -> None:

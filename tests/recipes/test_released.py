@@ -15,7 +15,7 @@ from torch import Tensor
 
 from double import CLOSE, in_double
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.objectives.base import ReplayedStep, clip_range
+from sage_grpo.objectives.base import ReplayedStep
 from sage_grpo.objectives.build import build
 from sage_grpo.objectives.options import ObjectiveSpec
 from sage_grpo.objectives.policy_gradient import equalizing_weights
@@ -225,7 +225,7 @@ def test_grpo_guards_ratio_and_step_weights() -> None:
     step of a grid from 1, where noise has no drift along v, it lacks the 1 + eta^2 / 2.
     """
     config, grid = preset("grpo_guard", steps=10), Schedule.shifted(10, 3.0)
-    assert clip_range(SD3, config.surrogate.clip_scale) == pytest.approx(2e-6, rel=CLOSE)
+    assert config.build_objective().clip_range(SD3) == pytest.approx(2e-6, rel=CLOSE)
     config = replace(config, surrogate=replace(config.surrogate, clip_range=2e-4))
     steps = steps_of(config, grid)
     median = float(torch.stack([step.ours.sensitivity for step in steps]).median())
@@ -250,7 +250,7 @@ def test_flash_grpos_step_weights() -> None:
     That is the equaliser, whose weights are over the median of the steps that may be drawn: one factor for all clips of a batch.
     """
     config, grid = preset("flash_grpo", "wan", steps=20), Schedule.shifted(20, 3.0)
-    assert clip_range(WAN, config.surrogate.clip_scale) == pytest.approx(1e-3, rel=CLOSE)
+    assert config.build_objective().clip_range(WAN) == pytest.approx(1e-3, rel=CLOSE)
     config = replace(config, surrogate=replace(config.surrogate, clip_range=0.004))
     steps = steps_of(config, grid)
     values = []
@@ -286,17 +286,19 @@ def planned(config: TrainConfig, iteration: int = 0):
 def test_flow_grpo_trains_all_steps_but_the_last_in_two_updates() -> None:
     on_wan, steps = preset("flow_grpo", "wan", steps=20), 10
     config = preset("flow_grpo", steps=steps)
-    assert clip_range(16 * 9 * 30 * 52, on_wan.surrogate.clip_scale) == pytest.approx(1e-3, rel=CLOSE)
-    assert clip_range(SD3, config.surrogate.clip_scale) == pytest.approx(1e-4, rel=CLOSE)
+    assert on_wan.build_objective().clip_range(16 * 9 * 30 * 52) == pytest.approx(1e-3, rel=CLOSE)
+    assert config.build_objective().clip_range(SD3) == pytest.approx(1e-4, rel=CLOSE)
     assert config.surrogate.clip_range is None
     plan = planned(config)
     assert sorted(plan.groups[0].trained[0]) == sorted(plan.groups[0].trained[1]) == list(range(steps - 1))
     assert [len(part) for part in plan.chosen] == [8, 8]
 
 
-def test_mix_grpo_flash_keeps_two_fifths_of_the_later_steps() -> None:
-    config = preset("mix_grpo_flash", steps=25)
-    assert config.rollout.solver == "ab2"
+def test_a_share_of_the_steps_after_the_window_is_kept() -> None:
+    """MixGRPO's flash setting: two fifths of the later steps, and a solver of second order."""
+    config = preset("mix_grpo", steps=25)
+    window = replace(config.rollout.window, every=20)
+    config = replace(config, rollout=replace(config.rollout, solver="ab2", after_fraction=0.4, window=window))
     for iteration in (0, 20):
         schedule = planned(config, iteration).groups[0].schedule
         first, stop = schedule.exploring_range()

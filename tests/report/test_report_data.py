@@ -16,8 +16,8 @@ import pytest
 from report_zoo import FPS, FRAMES, GAINS, PROMPTS, fake_run
 from sage_grpo.cli import report
 from sage_grpo.tools.report.page import as_script, describe, gallery, leave_report, render
-from sage_grpo.tools.report.picture import write_pairs
-from sage_grpo.tools.report.run_data import MOST_POINTS, RunData, crew, noise_picture, read_run, series
+from sage_grpo.tools.report.picture import slug, write_pairs
+from sage_grpo.tools.report.run_data import MOST_POINTS, RunData, noise_picture, read_run, series
 from sage_grpo.tools.report.summary import by_attribute, interval, table, verdict
 from sage_grpo.utils.json_schema import DocumentError
 from sage_grpo.utils.statistics import t_quantile
@@ -42,25 +42,6 @@ def test_gains_are_paired_clip_by_clip_with_their_interval(runs: list[Path]) -> 
     finals = [1 + 0.01 * place + GAINS[place] for place in range(len(GAINS))]
     assert score["mean"] == pytest.approx(statistics.mean(finals))
     assert base["gains"] == {}
-
-
-def test_who_sampled_is_told_of_runs_with_workers_and_with_old_weights(runs: list[Path]) -> None:
-    assert crew(read_run(runs[0]).rows) is None
-    rows = [
-        {
-            "time/total": 10.0,
-            "crew/staleness": old,
-            "crew/waited_s": 4.0,
-            "crew/workers": 3.0 - old,
-            "crew/busy_s": 20.0,
-            "crew/gap": 0.1 * old,
-        }
-        for old in (0.0, 1.0)
-    ]
-    assert crew(rows) == {"workers": 2.0, "staleness": 0.5, "idle": pytest.approx(0.2), "waited": 0.4, "gap": 0.1}
-    lagging = crew([{"time/total": 1.0, "crew/staleness": 2.0}])
-    assert lagging is not None
-    assert {name for name, value in lagging.items() if value is not None} == {"staleness"}
 
 
 def in_shapes(start: Path, folder: Path) -> Path:
@@ -360,3 +341,11 @@ def test_a_watched_page_is_written_again_when_the_run_has_changed(tmp_path: Path
     assert report.run(report.Options(runs=[str(folder)], watch=True)) == 0
     assert pages[0] == pages[1] < (folder / "report.html").stat().st_mtime_ns
     assert "going" in capsys.readouterr().out
+
+
+def test_a_prompt_becomes_part_of_a_name() -> None:
+    assert slug("A/../b: <c>") == "a-b-c"
+    assert slug("红色的圆" * 20) == "红色的圆" * 8  # 96 bytes of three for a letter
+    assert slug("ab" * 48) == "ab" * 24
+    assert slug("a" * 47 + " b") == "a" * 47
+    assert slug("///") == "clip"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sage_grpo.tools.study.app import Buckets, Refused, StudyLimits, StudyServer
+from sage_grpo.tools.study.app import Buckets, Refused, StudyServer
 from sage_grpo.tools.study.making import invite
 from sage_grpo.tools.study.store import Store
 from studies import created, study
@@ -70,7 +70,7 @@ def statuses(call: Any, requests: list[Any]) -> list[int]:
 
 @pytest.mark.parametrize("what", ["clip", "results"])
 def test_whoever_guesses_is_stopped_after_a_few_and_gets_on_slowly(what: str, store: Store, tmp_path, clock) -> None:
-    server = StudyServer(store, tmp_path, StudyLimits(rate=0.5, burst=BURST))
+    server = StudyServer(store, tmp_path, rate=0.5, burst=BURST)
     wrong = 404 if what == "clip" else 401
     guesses = [request(name=f"{number:022d}", token=f"{number:043d}") for number in range(5)]
     assert statuses(getattr(server, what), guesses) == [wrong, wrong, wrong, 429, 429]
@@ -89,7 +89,7 @@ def test_videos_that_are_there_are_not_rationed_and_raters_behind_a_guessers_add
     file = store.clip(asked.left)
     assert file is not None
     (tmp_path / file).write_bytes(b"video")
-    server = StudyServer(store, tmp_path, StudyLimits(rate=0.5, burst=BURST))
+    server = StudyServer(store, tmp_path, rate=0.5, burst=BURST)
     assert statuses(server.clip, [request("x" * 22)] * 4)[-1] == 429
     assert statuses(server.clip, [request(asked.left)] * 6) == [200] * 6
     assert statuses(server.task, [request(token=token)] * 4) == [200, 200, 200, 429]

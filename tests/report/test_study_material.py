@@ -174,7 +174,7 @@ def test_the_commands_make_invite_count_and_export(tmp_path: Path, monkeypatch, 
     folders(tmp_path, 32)
     (tmp_path / "prompts.txt").write_text("".join(f"prompt {place}\n" for place in range(32)))
     words = ["--methods", "{sage: sage, flow: flow, base: base}", "--prompts", "prompts.txt", "--checks", "0"]
-    assert main(["study", "create", *words, "--preset", "paper", "--url", "https://example.org/s"]) == 0
+    assert main(["study", "create", *words, "--against", "sage", "--url", "https://example.org/s"]) == 0
     said = capsys.readouterr().out
     assert "https://example.org/s/results#" in said
     assert "study: 3 methods, 32 prompts." in said
@@ -193,7 +193,7 @@ def test_the_commands_make_invite_count_and_export(tmp_path: Path, monkeypatch, 
     assert main(["study", "results"]) == 0
     text = capsys.readouterr().out
     assert "8 votes of 1 raters on 32 prompts" in text
-    counted = [line.split() for line in text.splitlines() if line.startswith("  sage vs")]
+    counted = [line.replace("|", "").split() for line in text.splitlines() if line.startswith("| sage vs")]
     assert [" ".join(line[2:6] + line[7:]) for line in counted] == ["flow - - 0 0", "base - - 0 0"] * 3
     assert sum(int(line[6]) for line in counted) == 8 * 3
     assert main(["study", "export", "--out", "all.csv"]) == 0
@@ -250,18 +250,16 @@ def test_a_design_counts_its_comparisons_and_checks(tmp_path: Path) -> None:
     plan = StudyPlan(
         title="t", methods={name: tmp_path / name for name in "abc"}, prompts=PROMPTS * 5, checks=0.1, seed=7
     )
-    for more, against, checks in (({}, None, 4), ({"against": "b"}, 1, 3), ({"per_rater": 20}, None, 2)):
+    for more, against, checks in (({}, None, 4), ({"against": "b"}, 1, 3)):
         made = _design(replace(plan, **more))
-        assert (made.against, made.checks, made.seed, made.per_rater) == (against, checks, 7, more.get("per_rater"))
+        assert (made.against, made.checks, made.seed) == (against, checks, 7)
         assert len(made.pool) == (checks + 1) // 2
         assert made.pool == sorted(made.pool)
     for bad, said in (
         ({"methods": {"a": tmp_path}}, "compares two methods or more"),
         ({"methods": {"a": tmp_path, "b": tmp_path / "x" / ".."}}, "are one folder"),
-        ({"per_rater": 46}, "at most 45"),
-        ({"against": "a", "per_rater": 31}, "at most 30"),
         ({"prompts": [Prompt("x" * 8001)]}, "8001 characters, more than 8000"),
     ):
         with pytest.raises(StudyError, match=said):
             _check(replace(plan, **bad))
-    _check(replace(plan, per_rater=45, prompts=[*PROMPTS * 4, *PROMPTS[:2], Prompt("x" * 8000)]))
+    _check(replace(plan, prompts=[*PROMPTS * 4, *PROMPTS[:2], Prompt("x" * 8000)]))

@@ -15,7 +15,7 @@ PROMPTS, METHODS = 32, 3
 
 def dealt(seed: int = 0, *, against: int | None = None, checks: int = 10, **more: Any) -> list[Task]:
     pool = spoilt_pool(checks, PROMPTS, METHODS, random.Random(1))
-    settings = {"seen": {}, "count": None, "methods": METHODS, "pool": pool, **more}
+    settings = {"methods": METHODS, "pool": pool, **more}
     return deal(comparisons(PROMPTS, METHODS, against), checks=checks, rng=random.Random(seed), **settings)
 
 
@@ -39,7 +39,7 @@ def test_sides_and_order_are_random_and_balanced() -> None:
     assert 20 < sum(flipped.get(task.identity) == task.left for task in tasks if task.kind == "pair") < 76
     assert dealt(1) == other
     wanted = comparisons(PROMPTS, METHODS)
-    settings: Any = {"seen": {}, "count": None, "checks": 0, "methods": METHODS, "pool": []}
+    settings: Any = {"checks": 0, "methods": METHODS, "pool": []}
     forth, back = (deal(order, rng=random.Random(1), **settings) for order in (wanted, wanted[::-1]))
     assert forth == back  # whatever order they come in
 
@@ -49,7 +49,7 @@ def test_where_halves_do_not_come_out_even_either_side_is_as_likely(prompts: int
     """A rater with one comparison of two methods, or three: over raters, each method is left half of the time."""
     firsts = Counter(
         sum(task.left.method == 0 for task in deal(
-            comparisons(prompts, 2), seen={}, count=None, checks=0, methods=2, pool=[], rng=random.Random(seed)
+            comparisons(prompts, 2), checks=0, methods=2, pool=[], rng=random.Random(seed)
         ))
         for seed in range(200)
     )  # fmt: skip
@@ -73,20 +73,6 @@ def test_attention_checks_are_spread_and_of_both_kinds() -> None:
     assert check_count(0.1, 96) == 10
     assert check_count(0.001, 96) == 1
     assert check_count(0, 96) == 0
-
-
-def test_a_part_of_the_comparisons_goes_where_votes_are_missing() -> None:
-    seen: Counter[Any] = Counter()
-    for rater in range(6):
-        tasks = dealt(rater, count=32, checks=0, seen=seen)
-        assert len(tasks) == 32
-        seen.update((task.prompt, *sorted((task.left.method, task.right.method))) for task in tasks)
-        assert max(seen.values()) - (min(seen.values()) if len(seen) == 96 else 0) <= 1
-    assert set(seen.values()) == {2}
-    often = dict.fromkeys(list(seen)[:48], 5)
-    later = dealt(9, count=96, checks=0, seen=often)[:48]
-    early = sum((task.prompt, *sorted((task.left.method, task.right.method))) in often for task in later)
-    assert 12 < early < 36  # which are chosen first does not say when they come
 
 
 WHOLE, SPOILT = Shown(0), Shown(0, degraded=True)

@@ -11,7 +11,7 @@ from sage_grpo.cli.main import main
 from sage_grpo.data.examples import load_examples
 from sage_grpo.tools.study.making import CLIPS, StudyPlan, make, open_study
 from sage_grpo.tools.study.pairs import Shown, Task
-from sage_grpo.tools.study.preferences import preferences
+from sage_grpo.tools.study.results import preferences
 from sage_grpo.tools.study.store import StudyError
 
 PAIR = Task(0, Shown(0), Shown(1))

@@ -156,9 +156,8 @@ def test_floats_are_scored_as_the_bytes_that_they_equal(name, loaded) -> None:
     for part, value in reward(videos.detach().to(torch.uint8), ["a red ball"], 2.0).items():
         assert torch.equal(floats[part].detach(), value)
         assert not value.requires_grad
-    for model in [reward.model] if name == "videoalign" else reward._models:
-        assert not [one for one, weight in model.named_parameters() if weight.requires_grad]
-        assert not any(module.training for module in model.modules())
+    assert not [one for one, weight in reward.model.named_parameters() if weight.requires_grad]
+    assert not any(module.training for module in reward.model.modules())
 
 
 @pytest.mark.parametrize("name", EACH)

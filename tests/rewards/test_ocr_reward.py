@@ -78,9 +78,8 @@ def test_the_reward_reads_in_that_order():
     assert reading_order([(box(0, 106, height=10), "lower"), half[1]]) == ["upper", "lower"]
 
 
-def test_a_prompt_without_text_cannot_be_scored_and_says_why(monkeypatch):
-    monkeypatch.setattr("sage_grpo.rewards.built_in.ocr._rapid_ocr", lambda: fake_engine)
-    composite = CompositeReward([RewardSpec(name="ocr")])
+def test_a_prompt_without_text_cannot_be_scored_and_says_why():
+    composite = CompositeReward([RewardSpec(name="ocr", options={"engine": fake_engine})])
     scores, report = composite.score(torch.cat([clip(10), clip(10)]), ['"open"', "no text"], 1.0)
     assert scores.valid.tolist() == [True, False]
     assert "quotation marks" in report.failures[0].reason

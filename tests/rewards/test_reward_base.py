@@ -168,7 +168,7 @@ def test_objects_lambdas_partials_and_options() -> None:
         (lambda: gather_rewards([nothing, nothing]), "Two rewards are called 'nothing'.*label"),
         (lambda: gather_rewards([toy_rewards.Movable]), "Movable is a class: give an object of it"),
         (lambda: gather_rewards([3]), "A int is not a reward"),
-        (lambda: own_reward(toy_rewards.Movable(), options={"gain": 2}), "but Movable is an object"),
+        (lambda: own_reward(toy_rewards.Movable(), options={"gain": 2}), "Movable is an object"),
         (lambda: own_reward(functools.partial(nothing, None, None)), "cannot be called"),
         (lambda: load_reward(RewardSpec(name="object:nothing")), "got a reward as an object of a Python program"),
     ],

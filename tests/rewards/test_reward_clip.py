@@ -108,7 +108,7 @@ def test_aesthetic_head_applies_the_layers_in_order(clip_model, tmp_path):
     state |= {"layers.10.weight": second.weight, "layers.10.bias": second.bias}
     save_file({name: value.detach() for name, value in state.items()}, tmp_path / "head.safetensors")
     reward = Aesthetic(model=clip_model, head=str(tmp_path / "head.safetensors"))
-    embedding = reward._encoder.frames(clips(), FRAMES_AT_2)
+    embedding = reward.frames(clips(), 8.0)
     expected = second(first(embedding)).squeeze(-1).mean(dim=1)
     torch.testing.assert_close(reward(clips(), PROMPTS, 8.0)["Aesthetic"], expected.detach())
     save_file({"layers.0.weight": torch.zeros(1, 7)}, tmp_path / "wrong.safetensors")

@@ -14,11 +14,11 @@ import pytest
 from sage_grpo.config.parsing import ConfigError
 from sage_grpo.distributed.world import World
 from sage_grpo.run import lock as lock_module
-from sage_grpo.run.lock import FolderLock, FolderLocked, owned
+from sage_grpo.run.lock import FolderLocked, locked, owned
 from sage_grpo.run.session import run as train
 
-HOLD = "import sys, time\nfrom pathlib import Path\nfrom sage_grpo.run.lock import FolderLock\n"
-HOLD += "lock = FolderLock(Path(sys.argv[1]))\nlock.acquire()\nprint('held', flush=True)\ntime.sleep(600)\n"
+HOLD = "import sys, time\nfrom pathlib import Path\nfrom sage_grpo.run.lock import locked\n"
+HOLD += "with locked(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(600)\n"
 
 
 @pytest.mark.slow
@@ -28,26 +28,22 @@ def test_the_owner_is_named_and_a_kill_frees_the_folder(tmp_path: Path) -> None:
     try:
         assert owner.stdout is not None
         assert owner.stdout.readline() == "held\n"
-        with pytest.raises(ValueError, match=said):
-            FolderLock(tmp_path).acquire()
+        with pytest.raises(ValueError, match=said), locked(tmp_path):
+            pass
         assert [file.name for file in tmp_path.iterdir()] == [".lock"]  # nothing of ours is there
     finally:
         owner.kill()
         owner.wait()
-    with FolderLock(tmp_path):
+    with locked(tmp_path):
         pass
     assert not (tmp_path / ".lock").exists()
 
 
 def test_two_runs_in_one_process_do_not_share_a_folder(make_config) -> None:
     config = make_config(iterations=1)
-    with FolderLock(Path(config.out)) as lock, pytest.raises(FolderLocked, match=f"process {os.getpid()}"):
+    with locked(Path(config.out)), pytest.raises(FolderLocked, match=f"process {os.getpid()}"):
         train(config)
-    lock.acquire()
-    with pytest.raises(FolderLocked, match="in use by another run"):
-        FolderLock(Path(config.out)).acquire()
-    lock.release()
-    assert not lock.file.exists()
+    assert not Path(config.out).exists()
 
 
 @pytest.mark.parametrize(
@@ -72,6 +68,6 @@ def test_a_folder_that_cannot_be_written_is_refused_by_name(make_config, tmp_pat
     with pytest.raises(ConfigError, match=r"run's folder .*file/run cannot be written"):
         train(make_config(out=str(tmp_path / "file" / "run")))
     monkeypatch.setattr(lock_module.json, "dumps", lambda *given: os.rmdir(tmp_path))  # an OSError, as of a full disk
-    with pytest.raises(ConfigError, match="cannot be written"):
-        FolderLock(tmp_path / "run").acquire()
+    with pytest.raises(ConfigError, match="cannot be written"), locked(tmp_path / "run"):
+        pass
     assert not (tmp_path / "run").exists()

@@ -8,13 +8,11 @@ import gc
 import os
 import re
 import signal
-import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +21,6 @@ from sage_grpo.cli import train as command
 from sage_grpo.cli.main import main
 from sage_grpo.distributed import checkpoint
 from sage_grpo.distributed.checkpoint import CheckpointError
-from sage_grpo.distributed.spec import ParallelSpec
 from sage_grpo.distributed.world import World
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.objectives.kl_control import KlCoefficient
@@ -177,7 +174,7 @@ def saved(config: TrainConfig) -> list[str]:
 
 
 def test_a_failed_save_stops_the_run_with_status_1(make_config, capsys: pytest.CaptureFixture[str]) -> None:
-    config = make_config(iterations=3, parallel=ParallelSpec(async_checkpoint=True))
+    config = make_config(iterations=3)
     with full_disk(2):
         assert command.run(config) == 1
     said = " ".join(capsys.readouterr().out.split())
@@ -216,7 +213,7 @@ def test_a_second_interrupt_during_a_save_ends_the_run_and_loses_no_checkpoint(
 
 
 def write(root: Path, number: int, value: float) -> None:
-    checkpoint.Writer(World()).save(root, number, {"w": torch.full((3,), value)}, {"value": value})
+    checkpoint.save(root, number, {"w": torch.full((3,), value)}, {"value": value})
 
 
 def read(root: Path) -> float:
@@ -226,30 +223,6 @@ def read(root: Path) -> float:
     checkpoint.load(folder, tensors, World())
     assert checkpoint.read_meta(folder)["value"] == tensors["w"][0]
     return float(tensors["w"][0])
-
-
-def test_what_is_written_in_the_background_is_the_moment_of_the_save(tmp_path: Path, monkeypatch) -> None:
-    go, now = threading.Event(), checkpoint.Writer._save
-    monkeypatch.setattr(checkpoint.Writer, "_save", lambda *job: go.wait(10) and now(*job))
-    weights, larger = torch.zeros(3), torch.zeros(4, 4)
-    tensors = {"w": weights, "part": larger[1:]}
-    meta: dict[str, Any] = {"value": 0.0, "state": {"best": [1]}}
-    files = {"metrics.jsonl": b"one row\n"}
-    writer = checkpoint.Writer(World(), background=True)
-    folder = writer.save(tmp_path, 1, tensors, meta, files)
-    assert not folder.exists()
-    weights += 1
-    larger += 1
-    meta["value"], meta["state"]["best"][0] = 1.0, 2
-    files["metrics.jsonl"] = b"two rows\n"
-    go.set()
-    writer.finish()
-    found = {"w": torch.full((3,), 7.0), "part": torch.full((3, 4), 7.0)}
-    checkpoint.load(folder, found, World())
-    assert {name: float(tensor.abs().max()) for name, tensor in found.items()} == {"w": 0.0, "part": 0.0}
-    assert checkpoint.read_meta(folder)["value"] == 0.0
-    assert checkpoint.read_meta(folder)["state"] == {"best": [1]}
-    assert (folder / "metrics.jsonl").read_bytes() == b"one row\n"
 
 
 @pytest.mark.parametrize("moment", range(3))

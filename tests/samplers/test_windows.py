@@ -36,19 +36,16 @@ def test_a_random_window_visits_every_place_and_obeys_stop_and_seed() -> None:
 
 
 @some
-@given(st.integers(1, 12), st.integers(1, 3), st.integers(0, 50), st.lists(st.floats(0.1, 5.0), min_size=3, max_size=6))
-def test_drawn_steps_are_stratified(prompts: int, branches: int, iteration: int, weights: list[float]) -> None:
+@given(st.integers(1, 12), st.integers(0, 50), st.lists(st.floats(0.1, 5.0), min_size=3, max_size=6))
+def test_drawn_steps_are_stratified(prompts: int, iteration: int, weights: list[float]) -> None:
     """Every step is drawn as often as its weight says, to the nearest whole number above or below."""
     at = list(range(2, 2 + len(weights)))
-    window = Window(kind="drawn", at=at, weights=weights, branches=branches)
+    window = Window(kind="drawn", at=at, weights=weights)
     rows = window.draw(at, prompts, iteration, seed=3)
-    assert [len(row) for row in rows] == [branches] * prompts
-    drawn = Counter(step for row in rows for step in row)
+    drawn = Counter(rows)
     for step, weight in zip(at, weights):
-        expected = prompts * branches * weight / sum(weights)
+        expected = prompts * weight / sum(weights)
         assert math.floor(expected - 1e-9) <= drawn[step] <= math.ceil(expected + 1e-9)
-    if max(weights) / sum(weights) <= 1 / branches:
-        assert all(len(set(row)) == branches for row in rows)
     assert rows == window.draw(at, prompts, iteration, seed=3)
 
 
@@ -63,7 +60,6 @@ def test_drawn_steps_are_stratified(prompts: int, branches: int, iteration: int,
         ({"at": [1, 2, 1]}, "must name different steps"),
         ({"weights": [1.0]}, "one weight for every step"),
         ({"at": [1, 2], "weights": [1.0]}, "one weight for every step"),
-        ({"at": [1, 2], "branches": 3}, "needs as many steps"),
     ],
 )
 def test_windows_that_cannot_be_drawn_are_refused(options: dict, message: str) -> None:
@@ -74,10 +70,8 @@ def test_windows_that_cannot_be_drawn_are_refused(options: dict, message: str) -
 def test_which_prompt_draws_which_step_is_random_and_goes_by_iteration_and_seed() -> None:
     window = Window(kind="drawn", at=[1, 2, 3])
     found = {(n, seed): window.draw([1, 2, 3], 3, n, seed) for n in range(20) for seed in (0, 1)}
-    assert {rows[0][0] for rows in found.values()} == {1, 2, 3}
+    assert {rows[0] for rows in found.values()} == {1, 2, 3}
     assert found[0, 0] != found[0, 1] or found[1, 0] != found[1, 1]
-    both = Window(kind="drawn", at=[4, 2], weights=[1.0, 1.0], branches=2)
-    assert [sorted(row) for row in both.draw([4, 2], 3, 0, 0)] == [[2, 4]] * 3
 
 
 def test_a_window_has_four_steps_and_a_drawn_one_has_one_unless_told() -> None:
@@ -102,4 +96,4 @@ def test_a_draw_at_the_very_end_is_still_one_of_the_steps(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("sage_grpo.samplers.windows.random.Random", Last)
     rows = Window(kind="drawn").draw([3, 4, 5], 8, 0, 0)
-    assert {row[0] for row in rows} == {3, 4, 5}
+    assert set(rows) == {3, 4, 5}

@@ -28,23 +28,18 @@ class GuidedToy(ToyModel):
     def velocity(
         self, x: Tensor, sigma: Tensor, conditions: Sequence[Conditioning], *, guidance: float | None = None
     ) -> Tensor:
-        return self.both(x, sigma, conditions, guidance=guidance)[0]
-
-    def both(
-        self, x: Tensor, sigma: Tensor, conditions: Sequence[Conditioning], *, guidance: float | None = None
-    ) -> tuple[Tensor, Tensor]:
         scale = self.guidance_scale if guidance is None else guidance
         v = super().velocity(x, sigma, conditions)
         if scale == 1:
-            return v, v
+            return v
         negatives = [Conditioning(condition.negative or {}) for condition in conditions]
         v_negative = super().velocity(x, sigma, negatives)
         v_negative = v_negative if self.spec.negative_gradient else v_negative.detach()
-        return v + (scale - 1) * (v - v_negative), v
+        return v + (scale - 1) * (v - v_negative)
 
     @property
     def abilities(self) -> Abilities:
-        return replace(super().abilities, guided=self)
+        return replace(super().abilities, branches=self.branches)
 
     def branches(self, sigma: Tensor | float, guidance: float | None = None) -> int:
         return 1 if (self.guidance_scale if guidance is None else guidance) == 1 else 2

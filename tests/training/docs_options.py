@@ -20,7 +20,7 @@ BEGIN, END = "<!-- options: written by tests/training/docs_options.py -->", "<!-
 
 def tables(kind: type, prefix: str = "", *, title: str = "Run") -> str:
     """A table for the plain fields of a dataclass, then one for each dataclass in it."""
-    hints, docs, limits = get_type_hints(kind), field_docs(kind), dict(ranges(kind))
+    hints, docs, limits = get_type_hints(kind), field_docs(kind), ranges(kind)
     rows, later = [], []
     for field in dataclasses.fields(kind):
         inner = inner_dataclass(hints[field.name])

@@ -13,10 +13,10 @@ from sage_grpo.objectives.kl_control import KlCoefficient
 from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.samplers.windows import Window
 from sage_grpo.training import update as update_module
-from sage_grpo.training.adaptive_lr import SLACK
 from sage_grpo.training.config import AnchorConfig, BatchConfig, OptimizerConfig, UpdateConfig
 from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.loss import Diverged
+from sage_grpo.training.optim import SLACK
 from sage_grpo.training.reference import ReferencePolicy, Snapshot
 from sage_grpo.training.update import path_kl
 from trainer_helpers import assert_resumes_to_the_bit, plan_of, resume, same, weights_of

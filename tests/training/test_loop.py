@@ -61,7 +61,7 @@ def loop(make_config, make_trainer, tmp_path: Path):
 
     def make(*, when: Sequence[int] = (), config: dict | None = None, **fields: object) -> Loop:
         trainer, folder = make_trainer(make_config(**(config or {}))), tmp_path / "saved"
-        guard = HealthGuard(trainer.config, trainer.state, trainer.writer, folder, held_out=bool(trainer.held_out))
+        guard = HealthGuard(trainer.config, trainer.state, trainer.world, folder, held_out=bool(trainer.held_out))
         given = {"observers": (), "points": (), "stop": StopRequest(), **fields}
         return Loop(trainer, guard, Keeping(trainer, folder, when), **given)
 

@@ -106,7 +106,7 @@ def test_every_method_learns(method: str, make_config, make_trainer) -> None:
     assert trainer.evaluate().metrics["eval/total"] > before["eval/total"] + 4 * before["eval/total_stderr"]
 
 
-WAYS = ("sage", "branch", "mix_grpo_flash", "grpo_guard", "nft", "awm", "draft")
+WAYS = ("sage", "branch", "mix_grpo", "grpo_guard", "nft", "awm", "draft")
 """All steps, one shared step, a window with another solver after it, scaled ratios, both without an SDE, and a gradient of the reward."""
 SIDES = {"flux": 8, "sd3": 8, "ltx2": 32, "ltx2_3": 32, "ltx_condition": 32}
 PICTURED = ("ltx_condition", "ltx2_3", "wan_i2v")

@@ -6,7 +6,6 @@ import math
 import random
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -51,12 +50,10 @@ def planner_of(
     return Planner(config, grid, kernel.build(grid), lambda sigma: True, ranks)
 
 
-@pytest.mark.parametrize(("ranks", "micro_batch", "branches"), [(1, 8, 1), (1, 3, 2), (2, 4, 1)])
-def test_every_member_replays_what_its_own_group_trains(
-    ranks: int, micro_batch: int, branches: int, make_config
-) -> None:
+@pytest.mark.parametrize(("ranks", "micro_batch"), [(1, 8), (1, 3), (2, 4)])
+def test_every_member_replays_what_its_own_group_trains(ranks: int, micro_batch: int, make_config) -> None:
     """Groups that explore at the same steps may train them in other updates: windows of three steps, dealt out to two updates."""
-    window = Window(kind="drawn", at=[1, 2], length=3, branches=branches)
+    window = Window(kind="drawn", at=[1, 2], length=3)
     update = UpdateConfig(updates_per_rollout=2, permute_steps=True)
     planner = planner_of(make_config, ranks=ranks, micro_batch=micro_batch, update=update, window=window)
     differ = False
@@ -146,34 +143,11 @@ def test_gauges_of_an_iteration_cover_the_steps_in_proportion(make_config) -> No
         assert all(math.floor(share[step]) <= counts[step] <= math.ceil(share[step]) for step in share), (counts, share)
 
 
-BRANCHES = {"steps": 10, "before_steps": 3, "window": Window(kind="drawn", at=[4, 8], branches=2), "same_noise": True}
-"""Two groups a prompt whose ways to their branches start alike (sigma 1) and then differ."""
-
-
 def rolled_out(make_config, make_trainer, **rollout):
-    config = make_config(rollout={**BRANCHES, **rollout}, update=ONCE, kernel=EXACT)
+    config = make_config(rollout={"steps": 10, "same_noise": True, **rollout}, update=ONCE, kernel=EXACT)
     trainer = make_trainer(config)
     plan = plan_of(trainer)
     return trainer, plan, trainer.sample(plan)
-
-
-def test_passes_are_shared_only_where_the_whole_way_is_the_same(make_config, make_trainer) -> None:
-    """Branches of one prompt with so many steps before them: only their first pass, at sigma 1, is one."""
-    _, plan, shared = rolled_out(make_config, make_trainer, share=True)
-    assert plan.groups[0].schedule.sigmas[1] != plan.groups[1].schedule.sigmas[1]
-    ways = {(group.number, *group.schedule.sigmas[:stop].tolist()) for group in plan.groups for stop in range(1, 5)}
-    assert len(ways) == 2 * 7
-    passes = Counter(one.sigma for one in plan.sampled(0) if one.shared)
-    assert passes == Counter(way[-1] for way in ways)
-    _, _, apart = rolled_out(make_config, make_trainer, share=False)
-    for left, right in zip(by_member(shared.latents), by_member(apart.latents), strict=True):
-        assert left[0] == right[0]
-        torch.testing.assert_close(left[1], right[1], rtol=1e-3, atol=1e-3)  # a wrong pass is off by tenths
-
-
-def by_member(latents) -> list[tuple[object, torch.Tensor]]:
-    found = [(member, row) for batch, rows in latents for member, row in zip(batch.members, rows)]
-    return sorted(found, key=lambda one: (one[0].group, one[0].index))
 
 
 @pytest.mark.parametrize(("share", "before"), [(True, 3), (False, 2)])
@@ -229,8 +203,7 @@ def test_a_step_that_would_hold_too_much_noise_is_neither_explored_nor_trained_a
     [
         ({"same_noise": False}, 3, 2),  # micro-batches hold parts of neighbouring groups
         ({"window": Window(kind="drawn", at=[2])}, 2, 2),  # two prompts walk side by side
-        ({"window": Window(kind="drawn", at=[1, 3], branches=2)}, 2, 4),  # two groups of a prompt share its beginning
-        ({"window": Window(kind="drawn", at=[1, 3], branches=2), "share": False}, 2, 8),
+        ({"window": Window(kind="drawn", at=[1, 3]), "share": False}, 2, 4),
         ({"window": Window(kind="drawn", at=[1, 2], length=3)}, 4, None),
     ],
 )
@@ -346,20 +319,11 @@ def test_a_gradient_is_carried_from_the_clip_backwards_and_a_prediction_ends_the
             groups(trains, levels=levels)
 
 
-def test_levels_of_equal_parts_lie_where_the_numbers_say() -> None:
-    """With every draw in the middle of its part: a quarter and three quarters of three steps, bent by the normal distribution or not."""
-    grid, middle = Schedule(torch.tensor([1.0, 0.8, 0.4, 0.0])), SimpleNamespace(random=lambda: 0.5)
-    for draw, labels, values in (("uniform", (0, 2), [0.85, 0.3]), ("logit_normal", (1, 1), [0.7950095, 0.4049905])):
-        spec = ObjectiveSpec(kind="nft", draw=draw, levels=2, weight="sigma")
-        levels = draw_levels(spec, grid, lambda sigma: True, middle)
-        assert levels.labels == labels
-        assert levels.schedule.sigmas.tolist() == pytest.approx([*values, 0.0], abs=1e-5)
-        assert levels.kernel.by_sigma
+def test_levels_are_steps_of_the_trained_network() -> None:
+    grid = Schedule(torch.tensor([1.0, 0.8, 0.4, 0.0]))
     for trains, labels in ((lambda sigma: sigma < 0.9, (1, 2)), (lambda sigma: sigma > 0.5, (0, 1))):
         spec = ObjectiveSpec(kind="nft", draw="schedule", levels=2)
         assert draw_levels(spec, grid, trains, random.Random(0)).labels == labels
-    half = draw_levels(ObjectiveSpec(kind="nft", draw="uniform", levels=1), grid, lambda sigma: sigma > 0.3, middle)
-    assert (half.labels, half.schedule.sigmas[0].item(), half.kernel.by_sigma) == ((1,), pytest.approx(0.8), False)
 
 
 def test_only_steps_of_the_trained_network_are_trained_and_steps_have_their_equalisers(make_config) -> None:
@@ -380,19 +344,15 @@ def test_only_steps_of_the_trained_network_are_trained_and_steps_have_their_equa
     assert planner_of(make_config, window=Window(kind="drawn", length=2)).candidates() == [0, 1, 2, 3, 4]
     drawn = planner_of(make_config, window=Window(kind="drawn"), update=ONCE)
     drawn = replace(drawn, config=replace(drawn.config, seed=1))
-    starts = [[group.label(group.branch - 1)] for group in drawn.plan(2, PROMPTS).groups]
+    starts = [group.label(group.branch - 1) for group in drawn.plan(2, PROMPTS).groups]
     assert starts == drawn.config.rollout.window.draw(drawn.candidates(), 4, 2, 1)
     none = replace(planner, trains=lambda sigma: False)
     with pytest.raises(ValueError, match="No step of the rollout can be trained"):
         none.check()
-    two = planner_of(make_config, window=Window(kind="drawn", branches=2))
-    with pytest.raises(ValueError, match="branches is 2, but only steps"):
-        replace(two, trains=lambda sigma: sigma == 1).check()
+    two = planner_of(make_config, window=Window(kind="drawn"))
+    with pytest.raises(ValueError, match="drawn, but no step can be trained"):
+        replace(two, trains=lambda sigma: False).check()
     levels = replace(planner, config=without_sde(planner.config, kind="nft", levels=7))
     with pytest.raises(ValueError, match=r"objective.levels is 7, but the trained network runs at 6 step"):
         levels.check()
-    levels = replace(levels, config=without_sde(planner.config, kind="nft", levels=2, draw="uniform"))
-    levels.check()
-    with pytest.raises(ValueError, match="needs two steps of the schedule"):
-        replace(levels, trains=lambda sigma: sigma > 0.99).check()
     assert [_listed(steps) for steps in ([], [3], [3, 4, 5], [3, 5])] == ["none", "3", "3 to 5", "3, 5"]

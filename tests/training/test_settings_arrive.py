@@ -415,7 +415,6 @@ def test_a_resumed_run_remembers_its_best_and_what_it_has_evaluated(make_config,
     first.step()
     first.state.best, first.state.evaluated = {"iteration": 1, "score": 0.9}, 1
     first.save(tmp_path)
-    first.writer.finish()
     resume(second, tmp_path)
     assert second.state.best == {"iteration": 1, "score": 0.9}
     assert second.state.evaluated == 1  # else the continued run would begin with an evaluation that was done

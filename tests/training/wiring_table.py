@@ -26,7 +26,6 @@ GUIDED = {"model.family": "trainer_zoo.guided"}
 WINDOW = {"rollout.window.kind": "fixed", "rollout.window.length": 2, "rollout.window.start": 1}
 SLIDING = {**WINDOW, "rollout.window.kind": "sliding", "rollout.window.every": 1, "rollout.deterministic_last": False}
 DRAWN = {"rollout.window.kind": "drawn", "rollout.window.length": 2, "rollout.deterministic_last": False}
-GIVEN = {**WINDOW, "rollout.steps": 10}
 NFT = {"kernel.name": "ode", "surrogate.equalize": False, "objective.kind": "nft"}
 DPO = {"trust_region.mode": "fixed", **NFT, "objective.kind": "dpo"}
 BY_GRADIENT = {
@@ -75,11 +74,8 @@ RUN = {
     "rollout.before_steps": Row(2, "rollout", base=WINDOW),
     "rollout.after_steps": Row(1, "rollout", base=WINDOW),
     "rollout.after_fraction": Row(0.5, "rollout", base=WINDOW),
-    "rollout.cheap.guidance": Row((0.3, 0.7), "rollout", base=GIVEN | GUIDED),
-    "rollout.cheap.negative_every": Row(2, "rollout", base=GIVEN | GUIDED),
     "rollout.window.at": Row([1], "rollout", base=DRAWN),
     "rollout.window.weights": Row([1.0, 50.0, 1.0], "rollout", base={**DRAWN, "rollout.window.at": [0, 1, 2]}),
-    "rollout.window.branches": Row(2, "rollout", base=DRAWN),
     "rollout.storage": Row("bfloat16", "rollout"),
     "rollout.staleness": Row(1, "gradient"),
     "advantage.scale": Row("none", "advantage"),
@@ -87,13 +83,12 @@ RUN = {
     "advantage.clip": Row(0.5, "advantage"),
     "objective.kind": Row("awm", "gradient", base=NFT),
     "objective.levels": Row(3, "gradient", base=NFT),
-    "objective.draw": Row("uniform", "gradient", base=NFT),
-    "objective.weight": Row("sigma", "gradient", base=NFT),
+    "objective.draw": Row("strata", "gradient", base={**NFT, "objective.levels": 2}),
+    "objective.weight": Row("adaptive", "gradient", base=NFT),
     "objective.beta": Row(0.3, "gradient", base=NFT),
     "objective.saturation": Row(3.0, "gradient", base=NFT),
     "objective.credit": Row("exact", "gradient", base=BY_GRADIENT),
     "objective.predict": Row(0.6, "rollout", base={**BY_GRADIENT, "objective.levels": 1}),
-    "objective.frames": Row(1, "gradient", base=BY_GRADIENT),
     "objective.old_decay": Row(0.5, "gradient", base=NFT),
     "objective.old_ramp": Row(5, "gradient", base={**NFT, "objective.old_decay": 0.5}),
     "objective.old_samples": Row(False, "gradient", base={**NFT, "objective.old_decay": 0.5}),
@@ -108,7 +103,6 @@ RUN = {
     "trust_region.mode": Row("moving", "gradient"),
     "trust_region.beta_position": Row(2.0, "gradient"),
     "trust_region.beta_velocity": Row(2.0, "gradient"),
-    "trust_region.estimator": Row("log_ratio", "gradient"),
     "kl.kind": Row("constant", "gradient"),
     "kl.lambda_min": Row(0.5, "gradient"),
     "kl.lambda_max": Row(2.0, "gradient"),
@@ -125,7 +119,6 @@ RUN = {
     "optimizer.kind": Row("muon", "weights"),
     "optimizer.lr": Row(2e-3, "weights"),
     "optimizer.target_kl": Row(1e-6, "weights"),
-    "optimizer.max_lr_factor": Row(9.0, "weights", base={"optimizer.target_kl": 1e3}),
     "optimizer.max_kl": Row(1e-6, "gradient"),  # acts after the optimizer: seen first in the next gradient
     "optimizer.betas": Row((0.5, 0.999), "weights"),
     "optimizer.eps": Row(1e-3, "weights"),

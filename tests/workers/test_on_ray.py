@@ -18,12 +18,12 @@ import worker_rewards
 from test_dispatcher import figures
 
 import needs
-from sage_grpo.distributed.cluster import LOOPBACK, find_ray
 from sage_grpo.distributed.spec import RaySpec
 from sage_grpo.models.lora import LoraSpec
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import BatchConfig
 from sage_grpo.workers.messages import WorkerError
+from sage_grpo.workers.ray_pool import LOOPBACK, find_ray
 from trainer_helpers import same, weights_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:worker")]
@@ -121,7 +121,7 @@ def test_a_cluster_of_its_own_is_only_this_machines(tmp_path) -> None:
     """Ray's servers listen on all addresses unless they are told otherwise."""
     script = """
 import socket
-from sage_grpo.distributed.cluster import connected
+from sage_grpo.workers.ray_pool import connected
 opened = connected(None)
 ray = opened.__enter__()
 print({node["NodeManagerAddress"] for node in ray.nodes()}, ray.nodes()[0]["NodeManagerPort"])

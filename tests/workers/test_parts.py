@@ -25,7 +25,7 @@ from sage_grpo.utils.clock import Clock
 from sage_grpo.workers import dispatcher, ray_pool
 from sage_grpo.workers.dispatcher import SUMMED, Job, PendingIteration
 from sage_grpo.workers.messages import TaskResult, WorkerError, WorkerLost, packed, unpack
-from sage_grpo.workers.worker import Worker
+from sage_grpo.workers.ray_pool import Worker
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Twice(World):
-    def gather(self, values: torch.Tensor, group: object = None) -> torch.Tensor:
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
         return torch.cat([values, 2 * values]) if values.dtype == torch.float64 else values
 
 
@@ -188,7 +188,7 @@ class Step:
 
 @dataclass(frozen=True)
 class ThreeWorkers(World):
-    def gather(self, values: torch.Tensor, group: object = None) -> torch.Tensor:
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
         return torch.cat([values, torch.tensor([3])])
 
 
@@ -241,7 +241,7 @@ class Ray:
 
     def _actor(self, name: str) -> Any:
         call = SimpleNamespace(remote=lambda *given: self.asked.append(given) or (name, *map(id, given)))
-        return SimpleNamespace(name=name, ready=call, run=call)
+        return SimpleNamespace(name=name, __ray_ready__=call, run=call)
 
     def put(self, weights: bytes) -> int:
         self.stored.append(weights)

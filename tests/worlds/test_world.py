@@ -9,8 +9,6 @@ import pytest
 
 import world_laws as laws
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.recipes import recipe
-from sage_grpo.tools.compare.prepare import ceiling, columns_of
 from sage_grpo.tools.compare.run import PER_GPU, cores, how_many
 from sage_grpo.training.config import DataConfig, TrainConfig
 from sage_grpo.training.inputs import load_sources, prompts_from
@@ -80,14 +78,3 @@ def test_prompts_tell_their_world() -> None:
     assert world_of_prompts(shapes) is SHAPES
     assert world_of_prompts([*shapes, "a photograph of a teapot"]) is None
     assert world_of_prompts([]) is None
-
-
-def test_a_ceiling_is_told_only_where_it_was_measured() -> None:
-    weights = {"TA": 1.0, "MQ": 0.5, "VQ": 0.5}
-    assert ceiling({"TA": 2.0}) == 2 * SHAPES.ceiling["TA"]
-    assert ceiling({"TA": 1.0, "drift": -1.0}) is None
-    both = columns_of([recipe("shapes/sage"), recipe("wan/sage")])  # two judges: one column says nothing of either
-    assert [(column.key, column.ceiling) for column in both] == [("total", None)]
-    (first, *rest) = columns_of([recipe("shapes/sage"), recipe("shapes/branch")])
-    assert (first.key, first.ceiling) == ("total", ceiling(weights))
-    assert [column.key for column in rest] == ["TA", "MQ", "VQ", "drift"]

@@ -24,15 +24,13 @@ from sage_grpo.utils.json_schema import is_number, parse_json, shown
 from sage_grpo.utils.safe_io import replacing
 
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
-LONGEST = 2000
-"""Characters of an event's text; a reward's traceback does not belong here."""
+LONGEST = 2000  # characters of an event's text; a reward's traceback does not belong here
 
 
 class Journal:
-    """The rows of a run, in memory and on disk."""
+    """The rows of a run, in memory and on disk; a file that does not consist of the given rows is replaced."""
 
     def __init__(self, file: Path, rows: bytes = b"") -> None:
-        """Begin with these rows; the file is replaced unless it consists of them."""
         self.file, self.rows = file, bytearray(rows)
         if not file.is_file() or file.read_bytes() != rows:
             self._write_all()
@@ -61,10 +59,7 @@ class Journal:
 
 def reopen(file: Path, recorded: bytes | None) -> tuple[Journal, str]:
     """Continue a journal from a checkpoint's copy of it (None: empty); returns it with a notice, empty if the file is
-    intact.
-
-    A file with other rows than the recorded ones is moved aside, not lost.
-    """
+    intact. A file with other rows than the recorded ones is moved aside, not lost."""
     content = file.read_bytes() if file.is_file() else b""
     notice = ""
     if recorded is None and content.strip():
@@ -74,24 +69,19 @@ def reopen(file: Path, recorded: bytes | None) -> tuple[Journal, str]:
             f"They are kept in {_aside(file, 'old')}."
         )
     elif recorded is not None and not content.startswith(recorded):
-        kept = f" The damaged file is kept in {_aside(file, 'damaged')}." if content else ""
-        notice = f"{file} was damaged ({_damage(content, recorded)}): its rows were restored from the checkpoint.{kept}"
+        damage, kept = "it is missing or empty", ""
+        if content:
+            wanted, lines = recorded.splitlines(keepends=True), content.splitlines(keepends=True)
+            first = next((n for n, line in enumerate(wanted) if lines[n : n + 1] != [line]), 0)
+            damage = f"line {first + 1} of {len(wanted)} is not as the run wrote it"
+            kept = f" The damaged file is kept in {_aside(file, 'damaged')}."
+        notice = f"{file} was damaged ({damage}): its rows were restored from the checkpoint.{kept}"
     return Journal(file, recorded or b""), notice
 
 
-def _damage(content: bytes, recorded: bytes) -> str:
-    if not content:
-        return "it is missing or empty"
-    wanted, lines = recorded.splitlines(keepends=True), content.splitlines(keepends=True)
-    first = next((n for n, line in enumerate(wanted) if lines[n : n + 1] != [line]), 0)
-    return f"line {first + 1} of {len(wanted)} is not as the run wrote it"
-
-
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Read the rows of any run's journal: numbers by name, and None for missing values.
-
-    A line that a kill cut short is left out; so is one that no run writes, with a warning that names it.
-    """
+    """Read the rows of any run's journal: numbers by name, and None for missing values. A line that a kill cut short is
+    left out; so is one that no run writes, with a warning that names it."""
     rows = []
     for number, row in _parsed(file):
         if odd := _odd(row):
@@ -134,8 +124,7 @@ def _put(stream: Any, content: bytes) -> None:
 
 
 def _number(value: float) -> float | None:
-    """JSON has no NaN."""
-    return value if math.isfinite(value) else None
+    return value if math.isfinite(value) else None  # JSON has no NaN
 
 
 def note(out: Path, kind: str, iteration: int, text: str) -> None:
@@ -146,7 +135,6 @@ def note(out: Path, kind: str, iteration: int, text: str) -> None:
 
 
 def read_events(out: Path) -> list[dict[str, Any]]:
-    """All events in order; a line that a kill cut short is left out."""
     return [
         {
             "time": row.get("time") if is_number(row.get("time")) else None,

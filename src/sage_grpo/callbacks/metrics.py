@@ -1,11 +1,10 @@
-"""Writes metrics to TensorBoard by default, and to Weights & Biases and trackio on request.
+"""Writes metrics to TensorBoard by default, and to Weights & Biases on request.
 
 These are views of the journal: a failure is a warning, and the run continues.
 """
 
 from __future__ import annotations
 
-import io
 import itertools
 import os
 import secrets
@@ -21,36 +20,29 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-import torch
 from torch import Tensor
 
 from sage_grpo.callbacks.journal import Journal
 from sage_grpo.training.config import LogConfig
-from sage_grpo.utils.attempt import attempt
 from sage_grpo.utils.imports import import_object
 from sage_grpo.utils.safe_io import inside, replace_text
 
 RUN_ID = ".run_id"
-"""File in a run's folder with its id at trackers."""
-LONGEST_ID = 128
-"""Longest id that W&B accepts."""
-
-
+"""File in a run's folder with its id at W&B."""
+LONGEST_ID = 128  # that W&B accepts
 FAILURES = 5
 """Consecutive failures of a logger after which it is no longer used."""
 
 
 @dataclass(frozen=True)
 class ShownClips:
-    """Videos to show: the pixels, and the mp4 files where they were saved."""
+    """Videos to show: uint8 pixels B x F x H x W x 3, and the mp4 files in their order (none if saving failed)."""
 
     name: str
     pixels: Tensor
-    """uint8 B x F x H x W x 3."""
     captions: Sequence[str]
     fps: float
     files: Sequence[Path] = ()
-    """In the order of the pixels; empty if they could not be saved."""
 
 
 class Sink(Protocol):
@@ -67,11 +59,8 @@ class Sink(Protocol):
 
 
 class TensorBoard(Sink):
-    """Scalars, and clips as animated pictures (its own video summary needs another package).
-
-    Written synchronously, not by torch's SummaryWriter: when the disk is full its thread fails later and elsewhere, or
-    `flush` waits forever for it.
-    """
+    """Scalars. Written synchronously, not by torch's SummaryWriter: when the disk is full its thread fails later and
+    elsewhere, or `flush` waits forever for it."""
 
     def __init__(self, folder: Path, *, purge_from: int | None) -> None:
         self.folder = folder
@@ -79,33 +68,22 @@ class TensorBoard(Sink):
         self._stream: IO[bytes] | None = None
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._put(step=iteration, summary=Summary(value=values))
-
-    def show(self, iteration: int, clips: ShownClips) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        strip = torch.cat(list(clips.pixels), dim=2)
-        picture = Summary.Image(
-            height=strip.shape[1], width=strip.shape[2], colorspace=3, encoded_image_string=animation(strip, clips.fps)
-        )
-        self._put(step=iteration, summary=Summary(value=[Summary.Value(tag=clips.name, image=picture)]))
-
-    def _put(self, **content: Any) -> None:
         """Append an event. After a failure the next one starts another file: readers stop at a half-written event."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        events, stream = [content], self._stream
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        events: list[dict[str, Any]] = [{"step": iteration, "summary": Summary(value=values)}]
+        stream, self._stream = self._stream, None
         if stream is None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            stream = (self.folder / self._name()).open("xb")
+            moment = f"{time.time():017.6f}"  # readers take files in the order of their names
+            name = f"events.out.tfevents.{moment}.{socket.gethostname()}.{os.getpid()}.{next(self._numbers)}"
+            stream = (self.folder / name).open("xb")
             if self._purge is not None:  # hides events of another process from this step on
                 events.insert(0, {"step": self._purge, "session_log": SessionLog(status=SessionLog.START)})
             events.insert(0, {"file_version": "brain.Event:2"})
-        self._stream = None
         try:
             record = RecordWriter(stream)
             for event in events:
@@ -117,9 +95,8 @@ class TensorBoard(Sink):
             raise
         self._stream, self._purge = stream, None
 
-    def _name(self) -> str:
-        moment = f"{time.time():017.6f}"  # readers take files in the order of their names
-        return f"events.out.tfevents.{moment}.{socket.gethostname()}.{os.getpid()}.{next(self._numbers)}"
+    def show(self, iteration: int, clips: ShownClips) -> None:
+        """Videos stay in the run's folder."""
 
     def close(self) -> None:
         if self._stream is not None:
@@ -172,29 +149,8 @@ class Wandb(Sink):
         self._run.finish()
 
 
-class Trackio(Sink):
-    """trackio, the local-first tracker."""
-
-    def __init__(self, folder: Path, log: LogConfig, config: Mapping[str, Any], identity: str) -> None:
-        import trackio
-
-        self._trackio = trackio
-        # trackio identifies runs by their names alone.
-        name = identity if identity == folder.name else f"{log.name or folder.name}-{identity}"
-        trackio.init(project=str(log.trackio), name=name, group=log.group, config=dict(config), resume="allow")
-
-    def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        self._trackio.log(dict(metrics), step=iteration)
-
-    def show(self, iteration: int, clips: ShownClips) -> None:
-        """Videos stay in the run's folder."""
-
-    def close(self) -> None:
-        self._trackio.finish()  # type: ignore[no-untyped-call]
-
-
 class Metrics:
-    """The journal and all sinks of a run as one; ranks other than the first have none."""
+    """The journal and all sinks of a run; ranks other than the first have none."""
 
     def __init__(self, sinks: Sequence[Sink] = (), journal: Journal | None = None) -> None:
         self.sinks, self.journal = list(sinks), journal
@@ -211,13 +167,10 @@ class Metrics:
             sinks.append(TensorBoard(out / "tensorboard", purge_from=0 if resumed_at is None else resumed_at + 1))
         makers: dict[str, Callable[[], Sink]] = {}
         identity = run_id(out, resumed=resumed_at is not None)
-        for extra, kind, project in (("wandb", Wandb, log.wandb), ("trackio", Trackio, log.trackio)):
-            if project is not None:
-                if extra not in sys.modules and find_spec(extra) is None:
-                    raise ValueError(
-                        f"log.{extra} needs a package that is not installed: pip install 'sage-grpo[{extra}]'."
-                    )
-                makers[extra] = partial(kind, out, log, config, identity)
+        if log.wandb is not None:
+            if "wandb" not in sys.modules and find_spec("wandb") is None:
+                raise ValueError("log.wandb needs a package that is not installed: pip install 'sage-grpo[wandb]'.")
+            makers["wandb"] = partial(Wandb, out, log, config, identity)
         makers |= {path: partial(find_sink(path), out, config) for path in log.sinks}
         for name, make in makers.items():
             attempt(f"Starting {name}", lambda make=make: sinks.append(make()))  # type: ignore[misc]
@@ -225,7 +178,6 @@ class Metrics:
 
     @property
     def rows(self) -> bytes:
-        """The journal's content, for a checkpoint."""
         return b"" if self.journal is None else bytes(self.journal.rows)
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
@@ -237,7 +189,6 @@ class Metrics:
         self._log("show", iteration, clips)
 
     def _log(self, method: str, iteration: int, content: Any) -> None:
-        """Call every sink; one that fails FAILURES times in a row is no longer used."""
         for index, sink in enumerate(self.sinks):
             if self._failures[index] == FAILURES:
                 continue
@@ -253,8 +204,8 @@ class Metrics:
 
 
 def run_id(out: Path, *, resumed: bool) -> str:
-    """The run's id at trackers: random, and stored in its folder. A resumed run without one predates the id, when the
-    folder's name was used."""
+    """The run's id at W&B: random, and stored in its folder. A resumed run without one predates the id, when the folder's
+    name was used."""
     file = inside(out, RUN_ID)
     if not file.exists():
         replace_text(file, out.name if resumed else secrets.token_hex(4))
@@ -263,21 +214,8 @@ def run_id(out: Path, *, resumed: bool) -> str:
         with file.open(encoding="utf-8", errors="replace") as stream:
             identity = stream.read(LONGEST_ID + 1)
     if not identity.isprintable() or not 0 < len(identity) <= LONGEST_ID:
-        raise ValueError(f"{file} does not hold the id of a run: delete it, and trackers begin a new run.")
+        raise ValueError(f"{file} does not hold the id of a run: delete it, and W&B begins a new run.")
     return identity
-
-
-def animation(clip: Tensor, fps: float, *, width: int = 512) -> bytes:
-    """A uint8 clip F x H x W x 3 as an animated GIF, small clips enlarged."""
-    from PIL import Image
-
-    scale = max(1, width // clip.shape[2])
-    frames = [
-        Image.fromarray(frame.numpy()).resize((clip.shape[2] * scale, clip.shape[1] * scale), 0) for frame in clip
-    ]
-    stream = io.BytesIO()
-    frames[0].save(stream, format="GIF", save_all=True, append_images=frames[1:], duration=round(1000 / fps), loop=0)
-    return stream.getvalue()
 
 
 def find_sink(path: str) -> Callable[[Path, Mapping[str, Any]], Sink]:
@@ -289,3 +227,13 @@ def find_sink(path: str) -> Callable[[Path, Mapping[str, Any]], Sink]:
             f"log.sinks {path!r} is not a sink: it must be a class with the methods write, show and close; see docs/extending.md."
         )
     return kind
+
+
+def attempt(what: str, action: Callable[[], Any]) -> bool:
+    """Run an optional action; if it fails, the run goes on with a warning. Returns True if it worked."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 - neither a full disk nor a logger's fault ends a run of days
+        warnings.warn(f"{what} failed ({type(error).__name__}: {error}). The run goes on.", stacklevel=3)
+        return False
+    return True

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from sage_grpo.callbacks import journal
-from sage_grpo.callbacks.metrics import Metrics, ShownClips
+from sage_grpo.callbacks.metrics import Metrics, ShownClips, attempt
 from sage_grpo.callbacks.terminal import Terminal
 from sage_grpo.distributed import checkpoint
 from sage_grpo.training.events import (
@@ -32,7 +32,6 @@ from sage_grpo.training.events import (
 from sage_grpo.training.loop import Evaluated, Observer, Saver
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import Sound
-from sage_grpo.utils.attempt import attempt
 from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.utils.video import write_mp4
 
@@ -55,11 +54,8 @@ class VideoFolder:
         rows: Sequence[Mapping[str, Any]] = (),
         sound: Sound | None = None,
     ) -> list[Path]:
-        """Write clips as <name>-<index>.mp4 with their prompts in <name>.txt; returns the clips' files.
-
-        `rows` (see `Evaluation.rows`) go into <name>.json, from which a report pairs clips and scores of several
-        evaluations.
-        """
+        """Write clips as <name>-<index>.mp4, their prompts as <name>.txt, and for a report `rows` (see `Evaluation.rows`) as
+        <name>.json; returns the clips' files."""
         self.folder.mkdir(parents=True, exist_ok=True)
         files = [self.folder / f"{name}-{index:02d}.mp4" for index in range(len(clips))]
         for place, (file, clip) in enumerate(zip(files, clips)):
@@ -76,22 +72,20 @@ class VideoFolder:
         return files
 
     def prune(self) -> None:
-        """Delete files until the rest fits the budget; other files stay, and do not count.
+        """Delete the oldest files until the rest fits the budget: rollouts before held-out clips, and last the clips before
+        training. Other files stay, and do not count."""
 
-        The oldest go first, rollouts before held-out clips; last the clips before training, the baseline of all
-        comparisons.
-        """
+        def worth(file: Path) -> tuple[int, int, str]:
+            kind = 2 if file.name.startswith("heldout-000000") else int(file.name.startswith("heldout"))
+            return kind, file.stat().st_mtime_ns, file.name
+
         written = [file for file in self.folder.iterdir() if WRITTEN.fullmatch(file.name) and file.is_file()]
-        files = sorted(written, key=lambda file: (_worth(file.name), file.stat().st_mtime_ns, file.name))
+        files = sorted(written, key=worth)
         total = sum(file.stat().st_size for file in files)
         while files and total > self.budget:
             oldest = files.pop(0)
             total -= oldest.stat().st_size
             oldest.unlink()
-
-
-def _worth(name: str) -> int:
-    return 2 if name.startswith("heldout-000000") else int(name.startswith("heldout"))
 
 
 def note(trainer: Trainer, kind: str, text: str) -> None:
@@ -142,16 +136,12 @@ class VideoSaver(Observer):
     metrics: Metrics
 
     def shows(self, number: int) -> bool:
-        return self._due(number + 1)
-
-    def _due(self, number: int) -> bool:
-        """True if clips of the iteration with this number are saved."""
-        trainer, every = self.trainer, self.trainer.config.keep.videos_every
+        trainer, every, number = self.trainer, self.trainer.config.keep.videos_every, number + 1
         return trainer.world.is_main and bool(every) and (number % every == 0 or number == trainer.config.iterations)
 
     def after(self, row: dict[str, float]) -> None:
         clips, most, number = self.trainer.clips, self.trainer.config.keep.videos, self.trainer.state.iteration
-        if self._due(number) and len(clips.videos):
+        if self.shows(number - 1) and len(clips.videos):
             sound = None if clips.sound is None else clips.sound[:most]
             self._save(f"rollout-{number:06d}", clips.videos[:most], clips.captions[:most], (), sound)
 
@@ -162,11 +152,10 @@ class VideoSaver(Observer):
             fps = trainer.model.video.fps
             self.metrics.show(number, ShownClips("held_out", result.clips, result.captions, fps, files))
 
-    def _save(self, name: str, *content: Any) -> list[Path]:
+    def _save(self, name: str, clips: Tensor, captions: Sequence[str], *content: Any) -> list[Path]:
         """Save clips, captions, rows and sound; a full disk is only a warning."""
         files: list[Path] = []
-        clips, captions, rows, sound = content
-        save = partial(self.samples.save, name, clips, captions, self.trainer.model.video.fps, rows, sound)
+        save = partial(self.samples.save, name, clips, captions, self.trainer.model.video.fps, *content)
         attempt(f"Saving videos to {self.samples.folder}", lambda: files.extend(save()))
         return files
 
@@ -193,9 +182,8 @@ class BestWeightsSaver(Observer):
             return
         fault = export(self.trainer, self.folder) if state.iteration > 0 else ""
         if fault:
-            self.terminal.say(
-                f"The best weights so far could not be written ({fault}). The run goes on.", style="yellow"
-            )
+            text = f"The best weights so far could not be written ({fault}). The run goes on."
+            self.terminal.say(text, style="yellow")
             return
         state.best = {"iteration": state.iteration, "score": total}
         found.best = True
@@ -223,9 +211,7 @@ class UserCallbacks(Observer):
         self._call(self.hooks.evaluation, event)
 
     def saved(self, folder: Path) -> None:
-        trainer = self.trainer
-        event = CheckpointEvent(trainer.state.iteration, folder, complete=not trainer.writer.background)
-        self._call(self.hooks.checkpoint, event)
+        self._call(self.hooks.checkpoint, CheckpointEvent(self.trainer.state.iteration, folder))
 
     def health_event(self, event: SentinelEvent) -> None:
         self._call(self.hooks.sentinel, event)
@@ -242,7 +228,6 @@ class UserCallbacks(Observer):
         if trainer.world.any(raised is not None):
             if trainer.state.iteration > 0 and not isinstance(event, CheckpointEvent):
                 self.saver.save(needed=False)
-            trainer.writer.finish()
             raise raised or CallbackFailed("A callback of the main process raised; its own message has the traceback.")
 
 
@@ -259,7 +244,6 @@ class CheckpointSaver(Saver):
         return last or stopping or number % self.trainer.config.keep.checkpoint_every == 0
 
     def save(self, *, needed: bool) -> Path:
-        """Write a checkpoint, and delete surplus ones."""
         folder = self.trainer.save(self.root, {"identity": self.identity}, {journal.METRICS: self.metrics.rows})
         self.prune()
         return folder

@@ -8,7 +8,7 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import IO, Any, cast
 
@@ -26,68 +26,50 @@ WIDTH = 80
 """Columns that every terminal has; lines for comparison do not wrap."""
 
 
-class Outlet(io.TextIOBase):
-    """An output stream that never ends the run: if its other end is closed or its disk is full, it becomes silent."""
+class Outlet:
+    """An output stream that becomes silent, and does not end the run, if its other end is closed or its disk is full."""
 
     def __init__(self, stream: Any) -> None:
-        self._stream, self._lost = stream, stream is None  # None: the process was started without one
-        self.over = False
-        """True after the run: a logger that was set up meanwhile may still write here, but its failures are not
-        reported."""
+        self._lost = stream is None  # the process was started without one
+        self._stream = io.StringIO() if stream is None else stream
+        self.over = False  # after the run a logger may still write here, but its failures are not reported
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
         """Write unless the stream is lost; letters that it cannot encode become question marks."""
-        try:
-            self._call("write", text)
-        except UnicodeEncodeError:
-            self._call("write", text.encode(self.encoding, "replace").decode(self.encoding))
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        self._call("write", text.encode(encoding, "replace").decode(encoding))
         return len(text)
 
     def flush(self) -> None:
         self._call("flush")
 
-    def _call(self, method: str, *text: str) -> None:
-        try:
-            if not self._lost:
-                getattr(self._stream, method)(*text)
-        except UnicodeEncodeError:
-            raise
-        except (OSError, ValueError) as error:
-            self._lose(error)
-
-    def close(self) -> None:
-        """Do nothing: the stream belongs to the process, and is not flushed when this object is collected."""
-
-    def _lose(self, error: Exception) -> None:
-        self._lost = True
-        if self.over:
-            return
-        with suppress(OSError, ValueError):  # its buffer must not fail at the end of the process
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self._stream.fileno())
-            os.close(null)
-        name = getattr(self._stream, "name", "an output stream")
-        warnings.warn(f"{name} cannot be written any more ({error}): the run goes on without it.", stacklevel=3)
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return getattr(self._stream, "encoding", None) or "utf-8"
-
     def isatty(self) -> bool:
         return not self._lost and not self._stream.closed and self._stream.isatty()
 
-    def fileno(self) -> int:
-        if self._stream is None:
-            raise io.UnsupportedOperation("fileno")
-        return self._stream.fileno()
+    def _call(self, method: str, *text: str) -> None:
+        if self._lost:
+            return
+        try:
+            getattr(self._stream, method)(*text)
+        except (OSError, ValueError) as error:
+            self._lost = True
+            if self.over:
+                return
+            with suppress(OSError, ValueError):  # its buffer must not fail at the end of the process
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, self._stream.fileno())
+                os.close(null)
+            name = getattr(self._stream, "name", "an output stream")
+            warnings.warn(f"{name} cannot be written any more ({error}): the run goes on without it.", stacklevel=3)
 
 
 @contextmanager
 def outliving_output() -> Iterator[None]:
-    """Context in which printing never raises, even if the terminal, the pipe or the log file is gone.
-
-    The streams belong to the whole process, so only the main thread replaces them.
-    """
+    """Context in which printing never raises, even if the terminal, the pipe or the log file is gone. The streams belong to
+    the whole process, so only the main thread replaces them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -157,57 +139,42 @@ class Terminal:
         shown = {k.removeprefix("eval/"): v for k, v in metrics.items() if k.count("/") == 1}
         shown = {k: v for k, v in shown.items() if k not in ("failed", "total_stderr")}
         order = sorted(shown, key=lambda name: name != "total")  # the total first
-        parts = [f"{name} {fixed(shown[name], 3)}" for name in order]
-        self.say("\n".join(lines_of([f"held-out after {number}", *parts])), style="bold")
+        lines = [f"held-out after {number}"]
+        for part in (f"{name} {fixed(shown[name], 3)}" for name in order):
+            if len(lines[-1]) + 2 + len(part) > WIDTH:
+                lines.append(f"    {part}")
+            else:
+                lines[-1] += f"  {part}"
+        self.say("\n".join(lines), style="bold")
 
 
 def iteration_line(number: int, total: int, metrics: Mapping[str, float], left: float) -> str:
     """An iteration as one line; if it is too long, the least important numbers are dropped."""
     spread = f" ± {fixed(metrics['reward/group_std'], 3)}" if "reward/group_std" in metrics else ""
     must = [f"{number}/{total}", f"{_reward(metrics)}{spread}"]
-    may = [*_workers(metrics), *_kl_and_clip(metrics), f"grad {metrics['gradient/norm']:.2g}"]
+    may = []
+    if "crew/workers" in metrics:
+        may = [f"{metrics['crew/workers']:.0f} workers", f"waited {fixed(metrics['crew/waited_s'], 1)} s"]
+    if metrics.get("crew/staleness"):
+        may.append(f"{metrics['crew/staleness']:.0f} old")
+    if "kl/total" not in metrics:
+        may.append("kl skipped")
+    elif "kl/position" in metrics or "kl/velocity" in metrics:
+        may.append(f"kl {metrics['kl/total']:.1e}")
+    # In the first update of a rollout all ratios are 1, so that the clip is shown where there is a second one.
+    if "ratio/clip_fraction" in metrics and metrics.get("ratio/first_log") != metrics.get("ratio/largest_log"):
+        may.append(f"clip {percent(metrics['ratio/clip_fraction'])}")
+    may.append(f"grad {metrics['gradient/norm']:.2g}")
     end = [f"{metrics['time/total']:.1f} s", f"{minutes(left)} left"]
     while may and len("  ".join([*must, *may, *end])) > WIDTH:
         may.pop()
     return "  ".join([*must, *may, *end])
 
 
-def _kl_and_clip(metrics: Mapping[str, float]) -> list[str]:
-    """The KL, if the trust region has a term, and the clip, if a rollout has a second update: in the first all ratios
-    are 1."""
-    parts = []
-    if "kl/total" not in metrics:
-        parts = ["kl skipped"]
-    elif "kl/position" in metrics or "kl/velocity" in metrics:
-        parts = [f"kl {metrics['kl/total']:.1e}"]
-    if "ratio/clip_fraction" in metrics and metrics.get("ratio/first_log") != metrics.get("ratio/largest_log"):
-        parts.append(f"clip {percent(metrics['ratio/clip_fraction'])}")
-    return parts
-
-
-def _workers(metrics: Mapping[str, float]) -> list[str]:
-    """Workers that sampled, if any, and the age of their weights."""
-    parts = []
-    if "crew/workers" in metrics:
-        parts = [f"{metrics['crew/workers']:.0f} workers", f"waited {fixed(metrics['crew/waited_s'], 1)} s"]
-    return [*parts, *([f"{metrics['crew/staleness']:.0f} old"] if metrics.get("crew/staleness") else [])]
-
-
 def _reward(metrics: Mapping[str, float]) -> str:
     """The reward of rollouts, or for given clips the loss."""
     name = "reward/total" if "reward/total" in metrics else "loss/policy"
     return f"{name.split('/')[0]} {fixed(metrics[name], 3)}"
-
-
-def lines_of(parts: Sequence[str]) -> list[str]:
-    """Join parts into as few lines as possible without breaking any."""
-    lines = [parts[0]]
-    for part in parts[1:]:
-        if len(lines[-1]) + 2 + len(part) > WIDTH:
-            lines.append(f"    {part}")
-        else:
-            lines[-1] += f"  {part}"
-    return lines
 
 
 def plan_table(
@@ -221,26 +188,21 @@ def plan_table(
     evaluations: str,
     choices: Mapping[str, str] | None = None,
 ) -> Table:
-    """A table of an iteration's sampling and training, from its plan, printed at the start of a run. `evaluations`
-    describes its network evaluations."""
-    batch, model, ranks = config.batch, config.model, len(plan.shares)
+    """An iteration's sampling and training; `evaluations` describes its network evaluations."""
+    batch, model, ranks, group = config.batch, config.model, len(plan.shares), plan.groups[0]
     clips = len(plan.groups) * plan.group_size
-    group = plan.groups[0]
     trained = " + ".join(str(len(steps)) for steps in group.trained)
-    branches = f" x {config.rollout.window.branches} branches" if config.rollout.window.branches > 1 else ""
     shared = ", what a group shares runs once" if group.shared else ""
     rounds = max(len(plan.batches(rank)) for rank in range(ranks))
-    chosen = described(config)
+    chosen = f"; {described(config)}" if described(config) else ""
+    weights = "all weights" if model.lora is None else f"a LoRA of rank {model.lora.rank}"
+    sampled = f"{batch.prompts} prompts x {plan.group_size} = {clips} clips per iteration{chosen}"
     rows = {
         "model": model.path or "shapes (comes with the package)",
         "device": f"{device}, computes in {model.dtype}",
-        "trains": f"{parameters:,} parameters: "
-        + ("all weights" if model.lora is None else f"a LoRA of rank {model.lora.rank}"),
+        "trains": f"{parameters:,} parameters: {weights}",
         **(choices or {}),
-        "given clips"
-        if plan.examples
-        else "rollouts": f"{batch.prompts} prompts{branches} x {plan.group_size} = {clips} clips per iteration"
-        f"{chosen and f'; {chosen}'}",
+        "given clips" if plan.examples else "rollouts": sampled,
         "micro-batches": f"{clips} clips / {ranks} rank(s) = {rounds} micro-batch(es) of up to {batch.micro_batch} each",
         "steps": f"{group.schedule.num_steps} denoising steps, {sum(group.schedule.stochastic)} explore, trained {trained}{shared}",
         "network": evaluations,

@@ -22,6 +22,8 @@ class Command:
     """True where `positional` is a list that takes all words without an option."""
     recipes: bool = False
     """True where there is a `--recipe NAME`, which may be the first word."""
+    runs: bool = False
+    """True where the folder of a run may be in the recipe's place."""
     slow: bool = False
     """True where the command takes seconds until its first line."""
 
@@ -53,12 +55,12 @@ GROUPS = {
     },
     "look": {
         "plan": Command(
-            "plan", "passes, memory and time of a run, before any weights are there", recipes=True, slow=True
+            "plan", "passes, memory and time of a run, before any weights are there", recipes=True, runs=True, slow=True
         ),
         "doctor": Command(
             "doctor", "check machine, model, reward and configuration before a run", recipes=True, slow=True
         ),
-        "inspect": Command("inspect", "tables and a figure of samplers and a schedule"),
+        "inspect": Command("inspect", "tables of samplers on a schedule"),
         "probe": Command("probe", "measure which steps to branch at and with how much noise", recipes=True, slow=True),
         "rewards": Command("rewards", "every reward with its requirements, and which are ready here", positional="of"),
         "report": Command(
@@ -66,9 +68,7 @@ GROUPS = {
         ),
     },
     "publish": {
-        "export": Command(
-            "export", "a checkpoint as LoRA, merged or full weights; original layouts", positional="source", slow=True
-        ),
+        "export": Command("export", "a checkpoint as LoRA, merged or full weights", positional="source", slow=True),
         "download": Command("download", "fetch and check all files of a recipe, with sizes first", recipes=True),
     },
     "serve": {

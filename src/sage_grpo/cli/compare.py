@@ -81,7 +81,6 @@ def defaults(argv: list[str]) -> tuple[None, list[str]]:
 
 
 def run(options: Options) -> int:
-    """Run what is missing, then draw."""
     if options.table is not None:
         return _draw_again(options)
     from sage_grpo.run.preflight import preflight
@@ -143,15 +142,11 @@ def _draw_again(options: Options) -> int:
 
 def _draw(folder: Path, out: Path) -> None:
     from sage_grpo.tools.compare.report import REPORT, render, tables
-    from sage_grpo.tools.compare.store import unfinished
 
     print(printable(f"{tables(render(folder, out))}\n\nReport: {out / REPORT}"))
-    if cut_off := unfinished(folder):
-        print(cut_off)
 
 
 def suite_of(options: Options) -> Suite:
-    """The suite of the file, or that of the grid, with what the options change."""
     if (options.suite is None) == (not options.recipes):
         raise ConfigError("Name recipes to compare (sage-grpo compare shapes/branch shapes/sage ...), or a --suite.")
     if options.suite is not None and options.vary:
@@ -196,8 +191,6 @@ def start(name: str, steps: int | str | None = None) -> TrainConfig:
 
 
 def _grid(options: Options) -> Suite:
-    from sage_grpo.tools.compare.prepare import columns_of
-
     axes = []
     for words in _fields(options.vary):
         key, values = _pair(words)
@@ -215,7 +208,6 @@ def _grid(options: Options) -> Suite:
         question="Which settings score best on held-out prompts?",
         arms=tuple(arms),
         baseline=arms[0].name,
-        columns=columns_of([start(name) for name in options.recipes]),
     )
 
 

@@ -31,11 +31,9 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Train, draw, and print the scores before and after and the next commands."""
     from sage_grpo.recipes import recipe
     from sage_grpo.run import session
     from sage_grpo.tools.report.page import leave_report
-    from sage_grpo.tools.report.picture import draw_run
     from sage_grpo.tools.report.run_data import read_run
     from sage_grpo.training.inputs import prompts_from
 
@@ -49,15 +47,13 @@ def run(options: Options) -> int:
     data = read_run(out)
     if len(data.evaluations) < 2 or data.evaluations[-1]["iteration"] < config.iterations:
         return 0
-    picture = draw_run(out, out / "picture.png")
     print(summary(data))
-    print(f"\n{report}\nPicture: {picture}    ({time.perf_counter() - start:.0f} s)")
+    print(f"\n{report}    ({time.perf_counter() - start:.0f} s)")
     print(NEXT.format(out=out, prompt=prompts_from(config.data.prompts, split="train")[0].text))
     return 0
 
 
 def summary(run: RunData) -> str:
-    """A table of held-out scores before and after, the meaning of its rows, and the verdict in sentences."""
     from sage_grpo.tools.report.summary import MEANINGS, verdict
 
     before, after = run.evaluations[0], run.evaluations[-1]
@@ -75,5 +71,5 @@ Next (in the environment: source .venv/bin/activate):
   sage-grpo demo --recipe shapes/branch --out runs/branch      one exploring step and one replay per group: as good in about half the time
   sage-grpo generate --run {out} --prompts "{prompt}"
   sage-grpo report {out} runs/branch                          both on one page
-  sage-grpo inspect --steps 20 --shift 5                       what the samplers do, as a table and a figure
+  sage-grpo inspect --steps 20 --shift 5                       what the samplers do
   sage-grpo train --recipe hunyuan15_lora --print_config       the same job on HunyuanVideo-1.5 with VideoAlign"""

@@ -27,13 +27,7 @@ class Options(TrainConfig):
     """Amount to sample."""
 
 
-def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
-    """The defaults of `train`, and the remaining words."""
-    return starting.from_recipe(Options, argv)
-
-
 def run(options: Options) -> int:
-    """Examine and print."""
     from rich.console import Console
 
     from sage_grpo.distributed.world import RankLost

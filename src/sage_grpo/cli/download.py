@@ -67,7 +67,6 @@ def _origin(need: Need, options: Options) -> tuple[str, dict[str, Any]]:
 
 
 def _is_needed(name: str) -> bool:
-    """True for files of a model: safetensors and text, not pickled copies of the weights."""
     return name.endswith((".safetensors", ".json", ".txt", ".model", ".jinja")) or name.startswith(
         ("LICENSE", "NOTICE")
     )

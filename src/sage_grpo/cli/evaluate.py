@@ -43,7 +43,6 @@ class Options(EvaluateSpec):
 
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
-    """The defaults of the options (the settings of a `--run`), and the words."""
     run = given(argv, "run")
     if run is None:
         return None, argv
@@ -129,7 +128,6 @@ def _score_files(options: Options) -> int:
 
 
 def pairs_table(differences: Mapping[str, Difference]) -> str:
-    """The differences between base and tuned, a line for each score."""
     width = max(map(len, [*differences, "score"]))
     lines = [f"{'score':<{width}}  {'base':>9} {'tuned':>9} {'change':>9}   {LEVEL:.0%} interval        wins"]
     for name, one in differences.items():

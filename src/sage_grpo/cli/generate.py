@@ -53,13 +53,11 @@ class Options(GenerateSpec):
 
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
-    """The defaults of the options (the model of a `--run`), and the words."""
     run = given(argv, "run")
     return None if run is None else Options.of_run(run, trust=trusted(argv)), argv
 
 
 def run(options: Options) -> int:
-    """Generate and write; returns the exit status."""
     out = Path(options.out)
     say_whose_model(options)
     if options.run is not None:

@@ -38,8 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"Nothing more can be written: {error.strerror}. Make room on the disk.")
 
 
-UNREAD = 141
-"""Exit status when the reader of the output is gone, as a shell reports SIGPIPE."""
+UNREAD = 141  # exit status when the reader of the output is gone, as a shell reports SIGPIPE
 
 
 def _discard_output() -> None:
@@ -99,7 +98,7 @@ def _run(name: str, argv: list[str]) -> int:
     elif command.recipes:
         from sage_grpo.cli.starting import from_recipe
 
-        defaults, argv = from_recipe(module.Options, argv)
+        defaults, argv = from_recipe(module.Options, argv, runs=command.runs)
     if topic is not None:
         from sage_grpo.config.help import manual
         from sage_grpo.recipes import meanings

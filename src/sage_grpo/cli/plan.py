@@ -30,11 +30,6 @@ class Options(TrainConfig):
     """Print JSON only."""
 
 
-def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
-    """The defaults of `train` or the settings of a run, and the remaining words."""
-    return starting.from_recipe(Options, argv, runs=True)
-
-
 def run(options: Options) -> int:
     """Forecast and print; the exit status is 1 where the run does not fit."""
     from rich.console import Console

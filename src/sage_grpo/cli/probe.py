@@ -55,7 +55,6 @@ def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
 
 
 def run(options: Options) -> int:
-    """Probe, print and write."""
     from rich.console import Console
 
     from sage_grpo.rewards.member import RewardFailure
@@ -78,13 +77,11 @@ def run(options: Options) -> int:
 
 
 def _write(prober: Prober, finding: ProbeResult, options: Options) -> None:
-    from sage_grpo.tools.probe.figure import save_figure
     from sage_grpo.tools.probe.probe import document, snippet
 
     out, text = Path(options.probe.out), snippet(finding, options)
     body = json.dumps(document(prober, finding), indent=1)
     replace_text(out / "probe.json", body + "\n")
-    save_figure(finding, options, out / "probe.png")
     if text is None:
         (out / "snippet.yaml").unlink(missing_ok=True)  # an older one would pass for this probe's
     else:
@@ -130,7 +127,7 @@ def _print(finding: ProbeResult, options: Options, text: str | None) -> None:
             f"Steps were compared at eta {finding.eta:g}; probe again with kernel.eta {advice.eta:g} to be sure."
         )
     console.print(f"\n{text}", markup=False)
-    console.print(f"In {options.probe.out}: snippet.yaml (for train --config), probe.json, probe.png", soft_wrap=True)
+    console.print(f"In {options.probe.out}: snippet.yaml (for train --config), probe.json", soft_wrap=True)
 
 
 def _table(title: str, first: str, rows: Sequence[tuple[str, Effect]]) -> Any:

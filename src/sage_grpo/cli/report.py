@@ -54,6 +54,5 @@ def run(options: Options) -> int:
 
 
 def _changed(folders: Iterable[Path]) -> list[int]:
-    """Times of the last change of the runs' journals."""
     files = [folder / name for folder in folders for name in ("metrics.jsonl", "events.jsonl", ".finished")]
     return [file.stat().st_mtime_ns if file.is_file() else 0 for file in files]

@@ -75,7 +75,6 @@ def _with_files(argv: list[str], *, runs: bool) -> list[str]:
 
 
 def _without_recipe(argv: list[str]) -> tuple[list[str], str | None]:
-    """The words without `--recipe NAME` and `--recipe=NAME`, and the last name."""
     words, name = [], None
     for word, before in zip(argv, ["", *argv]):
         if word == "--recipe" or word.startswith("--recipe="):
@@ -88,7 +87,6 @@ def _without_recipe(argv: list[str]) -> tuple[list[str], str | None]:
 
 
 def say_whose_model(options: GenerateSpec | EvaluateSpec) -> None:
-    """Print that the miniature is used, where neither a run nor a model is named."""
     if options.run is None and options.model.path is None and options.model.family is None:
         say("neither --run nor --model.path is given: this is the miniature that the package carries.")
 

@@ -14,14 +14,23 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from sage_grpo.config.ranges import Count, Range, Seed, Share, checked
-from sage_grpo.tools.study.app import StudyLimits
-from sage_grpo.tools.study.making import CLIPS, DIMENSIONS, PAPER_PROMPTS, StudyPlan, invite, make, open_study
+from sage_grpo.config.ranges import Count, Positive, Range, Seed, Share, checked
+from sage_grpo.tools.study.making import CLIPS, DIMENSIONS, StudyPlan, invite, make, open_study
 from sage_grpo.tools.study.store import StudyError
 from sage_grpo.utils.http_server import is_loopback
 from sage_grpo.utils.safe_io import printable, replace_text
 
 PORT = 8770
+
+
+@checked
+class StudyLimits:
+    """Limits of the server."""
+
+    rate: Positive = 20.0
+    """Requests a second that each rater may make, apart from videos; more are answered 429, and the page waits."""
+    burst: Count = 60
+    """Requests above that rate that are allowed at once. Wrong tokens and names of one address are limited the same way."""
 
 
 @checked
@@ -37,16 +46,12 @@ class Options:
     prompts: Path | None = None
     """create: .txt, .csv or .jsonl file of the prompts. A column `file` names the clip in each folder; without it the clip of the k-th
     prompt begins with its number from 0000, as `sage-grpo generate` writes them."""
-    preset: Literal["paper"] | None = None
-    """create: "paper" is the user study of the paper: 32 prompts, three dimensions, the first method against each other one."""
     title: str = "Which video is better?"
     """create: the title that raters read."""
     dimensions: dict[str, str] = field(default_factory=lambda: dict(DIMENSIONS))
     """create: name and question of every dimension."""
     against: str | None = None
     """create: compare this method with each of the others; None compares every two methods."""
-    per_rater: Count | None = None
-    """create: comparisons that each rater gets, those least often given so far; None gives all."""
     checks: Annotated[float, Range(0, 0.5)] = 0.1
     """create: attention checks (a clip with itself, or with a spoilt copy) as a share of a rater's comparisons; 0 is none."""
     max_failed: Share = 0.25
@@ -64,7 +69,7 @@ class Options:
     port: Annotated[int, Range(0, 65535)] = PORT
     """serve: port to listen on."""
     limits: StudyLimits = field(default_factory=StudyLimits)
-    """serve: sizes and rates."""
+    """serve: requests a second."""
     exclude_flagged: bool = False
     """results, export for training: leave out the votes of raters who failed the attention checks."""
     json: bool = False
@@ -78,7 +83,6 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Carry out the action; return the exit status."""
     actions = {"create": _create, "links": _links, "serve": _serve, "results": _results, "export": _export}
     actions[options.action](options)
     return 0
@@ -89,21 +93,13 @@ def _create(options: Options) -> None:
 
     if options.prompts is None or not options.methods:
         raise StudyError("study create needs --methods '{name: folder, ...}' and --prompts FILE.")
-    prompts, against = load_prompts(options.prompts), options.against
-    if options.preset == "paper":
-        if len(prompts) != PAPER_PROMPTS or options.dimensions != DIMENSIONS or options.per_rater is not None:
-            raise StudyError(
-                f"preset paper has {PAPER_PROMPTS} prompts, its three dimensions and all comparisons for each rater; "
-                f"{options.prompts} has {len(prompts)} prompts. Leave --preset out, or the other options."
-            )
-        against = against or next(iter(options.methods))
+    prompts = load_prompts(options.prompts)
     plan = StudyPlan(
         title=options.title,
         methods={name: Path(folder) for name, folder in options.methods.items()},
         prompts=prompts,
         dimensions=options.dimensions,
-        against=against,
-        per_rater=options.per_rater,
+        against=options.against,
         checks=options.checks,
         max_failed=options.max_failed,
         seed=options.seed,
@@ -138,7 +134,6 @@ def _links(options: Options) -> None:
 
 
 def _say_who_reaches(options: Options) -> None:
-    """Print a remark where links have a loopback address, which opens on this machine only."""
     if is_loopback(urlsplit(options.url).hostname or ""):
         print(
             f"These links open on this machine only. A colleague with a login here opens them through `ssh -L {PORT}:127.0.0.1:{PORT} NAME`. For "
@@ -152,11 +147,13 @@ def _link(options: Options, page: str, token: str) -> str:
 
 
 def _serve(options: Options) -> None:
+    from sage_grpo.utils.http_server import check_installed, check_port, serve
+
+    check_installed()
     from sage_grpo.tools.study.app import create_app
-    from sage_grpo.utils.http_server import check_port, serve
 
     store = open_study(options.study)
-    app = create_app(store, options.study / CLIPS, limits=options.limits)
+    app = create_app(store, options.study / CLIPS, rate=options.limits.rate, burst=options.limits.burst)
     check_port(options.host, options.port)
     if not is_loopback(options.host):
         print("Note: links and votes travel in the clear; put a proxy with HTTPS in front of this server.")
@@ -166,8 +163,8 @@ def _serve(options: Options) -> None:
     with contextlib.closing(store):
         started = serve(
             app,
-            header_timeout=options.limits.header_timeout_s,
-            max_connections=options.limits.max_connections,
+            header_timeout=30.0,
+            max_connections=1024,
             host=options.host,
             port=options.port,
             log_level="warning",
@@ -202,7 +199,7 @@ def _export(options: Options) -> None:
 
 
 def _export_pairs(options: Options) -> None:
-    from sage_grpo.tools.study.preferences import preferences
+    from sage_grpo.tools.study.results import preferences
 
     out = options.out or options.study / "pairs.jsonl"
     with contextlib.closing(open_study(options.study)) as store:

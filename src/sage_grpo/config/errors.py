@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -61,10 +61,7 @@ def nearest_key(given: str, keys: Sequence[str]) -> str:
 
 
 def recipe_hint(name: str, targets: Collection[str]) -> str:
-    """Advice for the moved recipes scenes/METHOD, and for a model family in place of one of a recipe's `targets`; empty where a target is nearer, or
-    neither is near."""
-    if name.split("/")[0] == "scenes":
-        return " The second world is a file of the project's repository now: sage-grpo train research/scenes/branch.yaml (research/README.md)."
+    """Advice for a model family in place of one of a recipe's `targets`, or ""."""
     families = [file.stem for file in (ROOT / "models" / "families").glob("[a-z]*.py")]
     family = nearest(name.split("/")[0], [*families, *targets], 0.8)
     if not family or family in targets:
@@ -91,10 +88,19 @@ def explain(message: str, options: type) -> str:
     if option:
         return _no_option(f"{place}.{option.group(1)}" if place else option.group(1), keys)
     if words:
-        return _stray(words.group(1), keys)
+        stray = re.search(r"--([\w.+-]+)", words.group(1))
+        if stray:
+            return _no_option(stray.group(1), keys)
+        word = words.group(1).split()[0]
+        run = f" Did you mean --run {word}?" if "run" in keys and os.path.isfile(f"{word}/config.yaml") else ""
+        return f"{word!r} belongs to no option: options are written --name value, lists --name [a, b].{run}"
     missing = re.search(r"following arguments are required: (.+)", message)
     if missing:
-        return " ".join(_needed(name.strip(), kinds) for name in missing.group(1).split(","))
+        needed = []
+        for name in map(str.strip, missing.group(1).split(",")):
+            choices = get_args(kinds.get(name)) if get_origin(kinds.get(name)) is Literal else ()
+            needed.append(f"--{name} is needed" + (f": one of {', '.join(choices)}." if choices else "."))
+        return " ".join(needed)
     wrong = _wrong_value(message, place)
     if place in items and "must be a list" in wrong:
         first = dataclasses.fields(items[place])[0].name
@@ -111,22 +117,7 @@ def _no_option(name: str, keys: Sequence[str]) -> str:
     return f"There is no option {name!r}." + (f" Did you mean {near!r}?" if near else " --help lists all.")
 
 
-def _needed(name: str, kinds: Mapping[str, Any]) -> str:
-    choices = get_args(kinds.get(name)) if get_origin(kinds.get(name)) is Literal else ()
-    return f"--{name} is needed" + (f": one of {', '.join(choices)}." if choices else ".")
-
-
-def _stray(words: str, keys: Sequence[str]) -> str:
-    option = re.search(r"--([\w.+-]+)", words)
-    if option:
-        return _no_option(option.group(1), keys)
-    word = words.split()[0]
-    run = f" Did you mean --run {word}?" if "run" in keys and os.path.isfile(f"{word}/config.yaml") else ""
-    return f"{word!r} belongs to no option: options are written --name value, lists --name [a, b].{run}"
-
-
 def _wrong_value(message: str, place: str) -> str:
-    """The expected and the given value; empty where the message is of another kind."""
     file = re.search(r"(?:File does not exist|Path is not a file|.*not readable): '(.+)'", message)
     if place == "config" and file:
         return f"--config {file.group(1)}: there is no such file to read."
@@ -146,12 +137,12 @@ def _wrong_value(message: str, place: str) -> str:
         return f"{place} must be {' or '.join(dict.fromkeys(kinds))}, got {value!r}."
     load = re.search(r"Unable to load config ['\"](.+?)['\"]", message)
     if load:
-        return f"{place} is a group of options: --{place}.NAME value, {{NAME: value}} or a YAML file; got {load.group(1)!r}."
+        return f"{place} is a group of options: --{place}.NAME value or {{NAME: value}}; got {load.group(1)!r}."
     return ""
 
 
 def groups(options: type) -> list[str]:
-    """The dotted keys that are groups of others, also those that may be left out."""
+    """The dotted keys that are groups of others."""
     return [key for key, kind in leaves(options) if inner_dataclass(kind) and not lists_parts(kind)]
 
 

@@ -40,8 +40,8 @@ def field_docs(kind: type) -> dict[str, str]:
 
 
 def entries(options: type, prefix: str = "", values: Any = None) -> Iterator[HelpEntry]:
-    """Every option and group of a dataclass, in order; `values` is an instance whose values are the defaults."""
-    hints, docs, limits = get_type_hints(options), field_docs(options), dict(ranges(options))
+    """Every option and group of a dataclass; `values` is an instance whose values are the defaults."""
+    hints, docs, limits = get_type_hints(options), field_docs(options), ranges(options)
     for field in dataclasses.fields(options):
         kind = hints[field.name]
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
@@ -87,11 +87,9 @@ def manual(
     groups = {}
     for entry in every:
         if entry.group is not None:
-            first = entry.text.split(". ")[0].split(";")[0].rstrip(".")
-            count = sum(
-                not dataclasses.is_dataclass(inner_dataclass(kind)) for kind in get_type_hints(entry.group).values()
-            )
-            groups[entry.key] = f"{first}. ({count})"
+            kinds = get_type_hints(entry.group).values()
+            count = sum(not dataclasses.is_dataclass(inner_dataclass(kind)) for kind in kinds)
+            groups[entry.key] = f"{entry.text.split('. ')[0].split(';')[0].rstrip('.')}. ({count})"
     if groups:
         lines += ["", "groups of options (--help GROUP lists one, --help all everything):", *_rows(groups)]
     return "\n".join(lines)
@@ -109,16 +107,11 @@ def _topic(topic: str, every: Sequence[HelpEntry]) -> str:
             + (f" Did you mean --help {near}?" if near else "")
             + (f" Groups: {groups}." if groups else "")
         )
-    return "\n".join(
-        line
-        for entry, name in zip(every, names)
-        if name == chosen or name.startswith(f"{chosen}.")
-        for line in _detail(entry)
-    )
+    inside = [entry for entry, name in zip(every, names) if f"{name}.".startswith(f"{chosen}.")]
+    return "\n".join(line for entry in inside for line in _detail(entry))
 
 
 def _detail(entry: HelpEntry) -> list[str]:
-    """An option with its kind, default and whole text; a group as a heading."""
     if entry.group is not None:
         many = " A list of these, as YAML or JSON." if entry.key.endswith("[]") else ""
         absent = " (none)" if entry.default is None else ""
@@ -128,7 +121,6 @@ def _detail(entry: HelpEntry) -> list[str]:
 
 
 def kind_in_words(kind: Any) -> str:
-    """A type in the words of a user's values."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Literal:
         return "{" + ",".join(map(str, inner)) + "}"
@@ -151,7 +143,6 @@ def _default_in_words(value: Any) -> str:
 
 
 def _rows(meanings: Mapping[str, str]) -> list[str]:
-    """Names in one column, their meanings in the next."""
     width = max(map(len, meanings), default=0)
     return [line for name, text in meanings.items() for line in _wrap(f"  {name:<{width}}  {text}", width + 4, first=0)]
 

@@ -29,22 +29,18 @@ class Affects:
 
 
 T = TypeVar("T")
+# The values that a run computes: the default, written only where the group declares another effect.
 Values = Annotated[T, Affects("values")]
-"""The values that a run computes: the default, written only where the group declares another effect."""
+# The values that training computes, but not the model before it.
 Training = Annotated[T, Affects("training")]
-"""The values that training computes, but not the model before it."""
+# The length of a run and its stopping rules: a continued run may change them, and so its results.
 Course = Annotated[T, Affects("course")]
-"""The length of a run and its stopping rules: a continued run may change them, and so its results."""
+# The place of content that has a fingerprint: the name may change, the content may not.
 Content = Annotated[T, Affects("content")]
-"""The place of content that has a fingerprint: the name may change, the content may not."""
-Speed = Annotated[T, Affects("speed")]
-"""Time and memory; values to rounding."""
-Machine = Annotated[T, Affects("machine")]
-"""The layout of the work on the machine: values to rounding, ignored when runs are compared."""
-Record = Annotated[T, Affects("record")]
-"""The files and output of a run."""
-Start = Annotated[T, Affects("start")]
-"""Launch-only: the folder, resuming, and where it is logged. Not reported on resume."""
+Speed = Annotated[T, Affects("speed")]  # time and memory; values to rounding
+Machine = Annotated[T, Affects("machine")]  # the layout of the work: values to rounding, ignored in comparisons
+Record = Annotated[T, Affects("record")]  # the files and output of a run
+Start = Annotated[T, Affects("start")]  # launch-only: the folder, resuming, trackers; not reported on resume
 
 
 @cache

@@ -22,9 +22,7 @@ from sage_grpo.utils.safe_io import CONTROL, regular
 
 T = TypeVar("T")
 
-MAX_YAML_BYTES = 1_000_000
-MAX_YAML_DEPTH = 50
-"""Limits far above any configuration."""
+MAX_YAML_BYTES, MAX_YAML_DEPTH = 1_000_000, 50  # far above any configuration
 ANY = object()
 _UNMEASURED = "no measurement showed its gain"
 GONE: dict[str, tuple[Any, str]] = {
@@ -32,11 +30,20 @@ GONE: dict[str, tuple[Any, str]] = {
     "anchor.skip_below": (ANY, "the reference's pass is never left out"),
     "model.packed": (True, "the stock forward of HunyuanVideo-1.5 was there to compare with only"),
     "model.decoder": (None, _UNMEASURED),
+    "rollout.cheap.guidance": (None, _UNMEASURED),
+    "rollout.cheap.negative_every": (1, _UNMEASURED),
     "rollout.cheap.cache": (None, _UNMEASURED),
     "rollout.cheap.cache_threshold": (0.08, _UNMEASURED),
     "rollout.cheap.cache_every": (2, _UNMEASURED),
     "rollout.cheap.attention": (None, _UNMEASURED),
     "rollout.window.stride": (1, "sliding windows move by one step"),
+    "log.trackio": (None, "a class in log.sinks logs wherever you like, docs/extending.md"),
+    "rollout.window.branches": (1, "a prompt draws one window; take more prompts"),
+    "objective.frames": (None, "the whole clip is decoded"),
+    "optimizer.max_lr_factor": (1.0, "a higher rate than optimizer.lr did not help, research/results/heat.md"),
+    "trust_region.estimator": ("closed_form", "the KL is exact"),
+    "rollout.ray.scores": ("workers", "workers score the clips that they sample"),
+    "parallel.async_checkpoint": (ANY, "checkpoints are written at once"),
     "limits.max_batch": (ANY, "requests to a reward server are scored one after another"),
     "limits.max_wait_ms": (ANY, "requests to a reward server are scored one after another"),
     "data.formats": ([], "given clips are learned in the model's own format"),
@@ -54,8 +61,8 @@ GONE_OF_PARTS: dict[str, dict[str, tuple[Any, str]]] = {
     }
 }
 """The same for the parts of a list."""
+# PyYAML's errors for values that do not fit their tags: !!bool maybe, a date that does not exist.
 MISBUILT = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
-"""PyYAML's errors for values that do not fit their tags: !!bool maybe, a date that does not exist."""
 
 
 class ConfigError(ValueError):
@@ -65,8 +72,8 @@ class ConfigError(ValueError):
 def parse(options: type[T], argv: Sequence[str], *, prog: str, defaults: T | None = None, recipes: bool = False) -> T:
     """Fill an options dataclass from `--config file.yaml`, dotted overrides (`--optimizer.lr 1e-5`) and defaults.
 
-    `defaults` is a whole instance (a recipe); YAML wins over it, the command line wins over YAML, left to right. With `recipes` the words and files
-    may name a recipe, which the caller has applied to `defaults`.
+    YAML wins over `defaults` (a recipe), the command line over YAML, left to right. With `recipes` the words and files may
+    name a recipe, which the caller has applied to `defaults`.
     """
     plain = lists_of_parts(options) if defaults is None else dataclasses.asdict(defaults)  # type: ignore[call-overload]
     parser = new_parser(options, prog, recipes, plain)
@@ -89,11 +96,11 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str, defaults: T | Non
 
 
 _PARSERS: dict[tuple[type, str, bool, str], Any] = {}
-"""Parsers by all of their inputs: building one takes a tenth of a second, and a comparison parses the settings of every run."""
+"""By all inputs: building a parser takes a tenth of a second, and a comparison parses the settings of every run."""
 
 
 def new_parser(options: type, prog: str, recipes: bool, defaults: dict[str, Any]) -> Any:
-    """A parser of the options with these defaults, made once, with `--config` and, where a command has recipes, `--recipe`."""
+    """A parser of the options with these defaults, made once."""
     key = (options, prog, recipes, repr(defaults))
     if key not in _PARSERS:
         from jsonargparse import ArgumentParser, set_parsing_settings
@@ -104,10 +111,12 @@ def new_parser(options: type, prog: str, recipes: bool, defaults: dict[str, Any]
         if recipes:
             parser.add_argument("--recipe", type=str | None)
         parser.add_class_arguments(options)
+        known = groups(options)
         for gone in GONE:
-            if (gone.rpartition(".")[0] or "update") in groups(
-                options
-            ):  # without a group it is of a whole configuration
+            group = (
+                gone.partition(".")[0] if "." in gone else "update"
+            )  # without a group it is of a whole configuration
+            if group in known:
                 parser.add_argument(f"--{gone}", type=Any, default=argparse.SUPPRESS)
         parser.set_defaults(defaults)
         _PARSERS[key] = parser
@@ -127,8 +136,8 @@ def lists_of_parts(options: type) -> dict[str, list[dict[str, Any]]]:
 def _friendly(argv: Sequence[str], options: type) -> list[str]:
     """`--json` alone means `--json=true`; `--kernels sage flow` and `--kernels sage,flow` mean `--kernels=["sage", "flow"]`.
 
-    A list of dataclasses (rewards) replaces the one before: the parser would merge equally long lists, item by item, and a
-    new reward would inherit the options of the recipe's. An empty list between the two prevents that.
+    The parser would merge equally long lists of dataclasses (rewards), item by item, so that a new reward would inherit
+    the options of the recipe's: an empty list between the two prevents that.
     """
     kinds = {f"--{key}": kind for key, kind in leaves(options)}
     lists = [key for key, kind in kinds.items() if lists_parts(kind)]
@@ -178,7 +187,7 @@ def _without_gone(file: str, lists: Sequence[str]) -> str:
 
 
 def _parts_in_file(file: Path, key: str) -> str:
-    """The list in a YAML or JSON file that holds nothing else, alone or under its name (`rewards: [...]`), as a word of the command line."""
+    """The list in a YAML or JSON file, alone or under its name (`rewards: [...]`), as a word of the command line."""
     if not file.is_file():
         raise ConfigError(f"--{key} {file}: there is no such file.")
     content = read_json(file) if file.suffix == ".json" else read_yaml(file, lists=True)
@@ -193,15 +202,11 @@ def _parts_in_file(file: Path, key: str) -> str:
 
 
 def loose_words(argv: Sequence[str], key: str, options: type) -> list[str]:
-    """The words that belong to no option as the values of one: `a --watch b --port 1` means `--runs a b --watch --port 1`.
-
-    A word belongs to the option before it, unless that is a switch and the word neither true nor false.
-    """
+    """The words that belong to no option as the values of one: `a --watch b --port 1` means `--runs a b --watch --port 1`."""
     if any(word.partition("=")[0] == f"--{key}" for word in argv):
         return list(argv)
     switches = [f"--{name}" for name, kind in leaves(options) if kind is bool]
-    loose: list[str] = []
-    rest: list[str] = []
+    loose, rest = list[str](), list[str]()
     for before, word in zip(["", *argv], argv):
         takes = before.startswith("--") and "=" not in before and (before not in switches or word in ("true", "false"))
         (rest if word.startswith("--") or takes else loose).append(word)
@@ -209,7 +214,7 @@ def loose_words(argv: Sequence[str], key: str, options: type) -> list[str]:
 
 
 def given(argv: Sequence[str], key: str) -> str | None:
-    """The value in the words, or in a YAML file among them, of an option that gives others their defaults; the last one counts."""
+    """The last value of an option in the words, or in a YAML file among them."""
     last = None
     for place, word in enumerate(argv):
         name, equals, value = word.partition("=")
@@ -222,14 +227,19 @@ def given(argv: Sequence[str], key: str) -> str | None:
 
 
 def _refuse_mistakes(option: str, kind: Any, value: str, options: type) -> None:
-    """Refuse unsafe YAML in a value or in the files that it names, which the parser opens, and an empty path, as from an unset shell variable: it
-    would be the current folder."""
+    """Refuse unsafe YAML, an empty path, as from an unset shell variable (it would be the current folder), and groups of
+    options in files of their own, which the parser would open."""
+    name = option.removeprefix("--")
     if not value and kind in (Path, Path | None):
-        raise ConfigError(f"{option.removeprefix('--')} is empty: give a path, or leave it out.")
+        raise ConfigError(f"{name} is empty: give a path, or leave it out.")
     is_part = any(isinstance(one, type) and dataclasses.is_dataclass(one) for one in (kind, *get_args(kind)))
-    if option == "--config" or (is_part and os.path.exists(value)):
-        prefix = "" if option == "--config" else f"{option.removeprefix('--')}."
-        _check_files(Path(value), [part.removeprefix(prefix) for part in groups(options) if part.startswith(prefix)])
+    if option == "--config":
+        for group in groups(options):
+            inner = _lookup(value, group)
+            if not isinstance(inner, dict | None):
+                raise ConfigError(f"{value}: {group} must be a group of options, got {str(inner)[:100]!r}.")
+    elif is_part and os.path.exists(value):
+        raise ConfigError(f"{name} is a group of options: --{name}.NAME value or {{NAME: value}}; got {value!r}.")
     elif value.startswith(("{", "[")):
         fault = ""
         with suppress(yaml.YAMLError, *MISBUILT):  # the parser reports invalid YAML
@@ -238,41 +248,24 @@ def _refuse_mistakes(option: str, kind: Any, value: str, options: type) -> None:
             raise ConfigError(f"{option} {fault}.")
 
 
-def _check_files(file: Path, parts: Sequence[str]) -> None:
-    """Refuse files that `read_yaml` refuses: this one, and those that its groups of options name."""
-    with suppress(OSError):  # the parser reports a missing one
-        read_yaml(file)
-    for part in parts:
-        value = _lookup(str(file), part)
-        if isinstance(value, str) and os.path.exists(file.parent / value):
-            inner = [one.removeprefix(f"{part}.") for one in parts if one.startswith(f"{part}.")]
-            _check_files(file.parent / value, inner)
-
-
-_NOTHING = object()
-
-
 def in_file(file: str, key: str) -> bool:
     """True if a YAML file sets a dotted key."""
-    return _lookup(file, key) is not _NOTHING
+    return _lookup(file, key) is not None
 
 
 def _lookup(file: str, key: str) -> object:
-    """The value of a dotted key in a YAML file, or _NOTHING; the parser reports a missing file."""
-    try:
-        value: object = read_yaml(Path(file))
-    except OSError:
-        return _NOTHING
+    """The value of a dotted key in a YAML file, or None; the parser reports a missing file."""
+    value: object = None
+    with suppress(OSError):
+        value = read_yaml(Path(file))
     for part in key.split("."):
-        if not isinstance(value, dict) or part not in value:
-            return _NOTHING
-        value = value[part]
+        value = value.get(part) if isinstance(value, dict) else None
     return value
 
 
 def read_yaml(file: Path, *, lists: bool = False) -> Any:
-    """The options in a YAML file, which may be untrusted; with `lists` also a list. ConfigError if it is not YAML of options with values, or has more
-    than any configuration, which is checked before anything is built. OSError if it cannot be read."""
+    """The options in a YAML file, which may be untrusted; with `lists` also a list. ConfigError if it is something else, or
+    larger than any configuration, which is checked before anything is built; OSError if it cannot be read."""
     size = regular(file).stat().st_size
     fault, content = f"it has {size} bytes, more than {MAX_YAML_BYTES}", None
     if size <= MAX_YAML_BYTES:
@@ -308,7 +301,7 @@ def _built(text: str) -> tuple[str, Any]:
 
 
 def _fault_of_keys(node: Any, prefix: str = "") -> str:
-    """A key that is there twice, of which YAML silently takes the last, or one that YAML takes for true or false; empty without."""
+    """A key that is there twice, of which YAML silently takes the last, or one that YAML takes for true or false."""
     if isinstance(node, yaml.SequenceNode):
         return next(filter(None, (_fault_of_keys(item, prefix) for item in node.value)), "")
     lines: dict[str, int] = {}

@@ -21,14 +21,11 @@ KINDS = {
     "tuple": "a list of numbers ([0.9, 0.999])", "dict": "a mapping ({name: value})", "NoneType": "null", "Path": "a path",
 }  # fmt: skip
 """Names of types in errors."""
-
-
 LONGEST_PROMPT = 20_000
 """Characters of a prompt: four times the 1,024 tokens that the text encoders read at most. Tokenizers read all of it."""
 
 
 def check_prompt(text: str, what: str = "The prompt") -> None:
-    """Raise ValueError where a prompt is longer than any model reads."""
     if len(text) > LONGEST_PROMPT:
         raise ValueError(
             f"{what} {text[:60]!r}... has {len(text):,} characters, more than {LONGEST_PROMPT:,}: shorten it."
@@ -42,9 +39,7 @@ class Range:
     least: float = -math.inf
     most: float = math.inf
     open_below: bool = False
-    """Leave `least` itself out."""
     open_above: bool = False
-    """Leave `most` itself out."""
 
     def holds(self, value: float) -> bool:
         above = value > self.least if self.open_below else value >= self.least
@@ -73,27 +68,16 @@ class Filled:
 
 
 Count = Annotated[int, Range(1)]
-"""A number of things, at least 1."""
 Natural = Annotated[int, Range(0)]
-"""A number of things; 0 means none."""
-Seed = Annotated[int, Range(0, 2**63 - 1)]
-"""A seed, as far as PyTorch's generators take it."""
+Seed = Annotated[int, Range(0, 2**63 - 1)]  # as far as PyTorch's generators take it
 Finite = Annotated[float, Range()]
-"""Any number, also a negative one."""
 Positive = Annotated[float, Range(0, open_below=True)]
-"""A scale."""
 NotNegative = Annotated[float, Range(0)]
-"""A weight; 0 switches off."""
 Share = Annotated[float, Range(0, 1)]
-"""A share, from none to all."""
-Decay = Annotated[float, Range(0, 1, open_above=True)]
-"""The share of an average that stays at each step."""
+Decay = Annotated[float, Range(0, 1, open_above=True)]  # the share of an average that stays at each step
 Fps = Annotated[float, Range(0, 240, open_below=True)]
-"""Frames per second of a video."""
-Seconds = Annotated[float, Range(0, 7 * 86400, open_below=True)]
-"""A waiting time; at most a week."""
-Folder = Annotated[str, Filled()]
-"""A folder for files; "" would be the current folder by accident."""
+Seconds = Annotated[float, Range(0, 7 * 86400, open_below=True)]  # at most a week
+Folder = Annotated[str, Filled()]  # "" would be the current folder by accident
 
 
 T = TypeVar("T")
@@ -128,10 +112,15 @@ def faults(kind: type, values: Any, prefix: str = "") -> Iterator[str]:
             yield from _faults(hint, values[name], prefix + name)
 
 
-def ranges(kind: type, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Every key of a dataclass, and of those inside it, that has a range, with the range in words."""
-    for name, hint in type_hints(kind).items():
-        yield from _ranges(hint, prefix + name)
+def ranges(kind: type) -> dict[str, str]:
+    """The fields of a dataclass that have a range, or whose items have one, with the range in words."""
+    found = {name: _range(hint) for name, hint in type_hints(kind).items()}
+    return {name: words for name, words in found.items() if words}
+
+
+def _range(hint: Any) -> str:
+    limits = _limits(hint)
+    return str(limits[0]) if limits else next(filter(None, map(_range, reversed(get_args(hint)))), "")
 
 
 @cache
@@ -142,7 +131,7 @@ def type_hints(kind: type) -> dict[str, Any]:
 
 
 def inner_dataclass(hint: Any) -> Any:
-    """The dataclass in `X`, `X | None` or `list[X]`, annotated or not; None where there is none."""
+    """The dataclass in `X`, `X | None` or `list[X]`, annotated or not, or None."""
     hint = _plain(hint)
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType, list) else (hint,)
     return next((kind for kind in options if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
@@ -156,8 +145,7 @@ def _faults(hint: Any, value: Any, name: str) -> Iterator[str]:
         return
     if origin is Annotated:
         for limit in _limits(hint):
-            wanted = _wanted(inner[0], limit, value)
-            if wanted:
+            if wanted := _wanted(inner[0], limit, value):
                 yield f"{name} must be {wanted}, got {value!r}."
         yield from _faults(inner[0], value, name)
     elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
@@ -169,10 +157,8 @@ def _faults(hint: Any, value: Any, name: str) -> Iterator[str]:
         yield f"{name} must be {_in_words(hint)}, got {value!r}."
     elif origin in (Union, types.UnionType):
         words = [option for option in inner if get_origin(option) is Literal]
-        if any(value in get_args(option) for option in words):
-            return  # a word in place of a number ("auto")
-        for option in inner:
-            if option not in words:
+        if not any(value in get_args(option) for option in words):  # a word in place of a number ("auto")
+            for option in (one for one in inner if one not in words):
                 yield from _faults(option, value, name)
     elif origin is dict and isinstance(value, Mapping):
         for key, item in value.items():
@@ -222,14 +208,3 @@ def _wanted(kind: type, limit: Range | Filled, value: Any) -> str:
         if isinstance(value, int) and abs(value) >= LARGEST:
             return "a number of at most 63 bits"
     return "" if limit.holds(value) else str(limit)
-
-
-def _ranges(hint: Any, name: str) -> Iterator[tuple[str, str]]:
-    limits, inner = _limits(hint), get_args(hint)
-    if limits:
-        yield name, str(limits[0])
-    elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        yield from ranges(hint, f"{name}.")
-    elif inner:
-        # Items of a list or values of a mapping have one range, listed under the name of the whole.
-        yield from {pair: None for item in inner for pair in _ranges(item, name)}

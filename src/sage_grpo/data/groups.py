@@ -17,7 +17,7 @@ from itertools import groupby, pairwise
 class Member:
     """One rollout of an iteration."""
 
-    group: int  # index of its group within the iteration; a prompt may have several (rollout.window.branches)
+    group: int  # index of its group within the iteration
     index: int  # index within the group
 
 

@@ -1,1 +1,1 @@
-"""Several processes: world, sharding, sequence parallelism, checkpoints, heartbeats and Ray clusters."""
+"""Several processes: world, sharding, sequence parallelism, checkpoints and heartbeats."""

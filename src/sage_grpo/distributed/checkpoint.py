@@ -15,7 +15,6 @@ import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,93 +44,49 @@ class SaveFailed(Exception):
     """A checkpoint could not be written. All ranks raise it; earlier checkpoints are kept."""
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let a second Ctrl-C end a save: the partial folder is not a checkpoint, and the next run removes it."""
+def save(
+    root: Path,
+    number: int,
+    tensors: Mapping[str, Tensor],
+    meta: Mapping[str, Any],
+    files: Mapping[str, bytes] | None = None,
+    world: World | None = None,
+) -> Path:
+    """Write checkpoint `number` under `root`, with the main process's `files` in it; whole or not at all."""
+    world, final, partial = world or World(), root / f"{number:06d}", root / f".{number:06d}.partial"
     try:
-        yield
-    except KeyboardInterrupt as stop:
+        with _together(world):
+            if world.is_main:
+                for leftover in folders(root, PARTIAL):
+                    shutil.rmtree(leftover)
+                partial.mkdir(parents=True)
+        with _together(world), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # "assuming the intent is to save in a single process"
+            writer = HuggingFaceStorageWriter(str(partial), save_distributed=True, enable_consolidation=False)
+            dcp.save(dict(tensors), storage_writer=writer, no_dist=world.control is None, process_group=world.control)
+        with _together(world):
+            if world.is_main:
+                for name, content in (files or {}).items():
+                    (partial / name).write_bytes(content)
+                _write(partial / "state.json", {"format": FORMAT, "tensors": sorted(tensors), **meta})
+                inside = sorted(partial.iterdir())
+                _write(partial / MANIFEST, {file.name: _fingerprint(file, sync=True) for file in inside})
+                _fingerprint(partial / MANIFEST, sync=True)
+                _put_in_place(partial)
+    except SaveFailed as failed:
+        if world.is_main and find_fault(partial) is not None:  # a whole one may be the only one of its number
+            shutil.rmtree(partial, ignore_errors=True)  # on a full disk its bytes are needed
+        raise SaveFailed(
+            f"Checkpoint {number} could not be written to {root}: {failed}. Checkpoints from before are untouched: mend the "
+            "cause, and the same command continues from the newest."
+        ) from failed
+    except (
+        KeyboardInterrupt
+    ) as stop:  # a second Ctrl-C: the partial folder is not a checkpoint, and the next run removes it
         raise KeyboardInterrupt(
             "Interrupted while a checkpoint was saved. The same command continues from the newest whole one."
         ) from stop
-
-
-class Writer:
-    """Writes checkpoints at once, or in the background from a copy of this process's shards in CPU memory."""
-
-    def __init__(self, world: World, *, background: bool = False) -> None:
-        self.world, self.background = world, background
-        self._pool = ThreadPoolExecutor(1, "checkpoint")  # starts its thread with its first job
-        self._job: Future[None] | None = None
-
-    @_interruptible()
-    def save(
-        self,
-        root: Path,
-        number: int,
-        tensors: Mapping[str, Tensor],
-        meta: Mapping[str, Any],
-        files: Mapping[str, bytes] | None = None,
-    ) -> Path:
-        """Write checkpoint `number` under `root`; in the background it may not be there yet when this returns."""
-        self.finish()
-        files = dict(files or {})
-        if self.background:
-            # Copies, because training goes on and changes the tensors and the rest of the state.
-            staged = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-            self._job = self._pool.submit(self._save, root, number, staged, json.loads(json.dumps(meta)), files)
-        else:
-            self._save(root, number, tensors, meta, files)
-        return root / f"{number:06d}"
-
-    @property
-    def failed(self) -> bool:
-        """True if a background write has failed on this process; `finish` raises its error."""
-        return self._job is not None and self._job.done() and self._job.exception() is not None
-
-    @_interruptible()
-    def finish(self) -> None:
-        """Wait for the running write; raises its error."""
-        job, self._job = self._job, None
-        if job is not None:
-            job.result()
-
-    def _save(
-        self,
-        root: Path,
-        number: int,
-        tensors: Mapping[str, Tensor],
-        meta: Mapping[str, Any],
-        files: Mapping[str, bytes],
-    ) -> None:
-        """Write a checkpoint with the main process's `files` in it; whole or not at all."""
-        world, partial = self.world, root / f".{number:06d}.partial"
-        try:
-            with _together(world):
-                if world.is_main:
-                    for leftover in folders(root, PARTIAL):
-                        shutil.rmtree(leftover)
-                    partial.mkdir(parents=True)
-            with _together(world), warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # "assuming the intent is to save in a single process"
-                writer = HuggingFaceStorageWriter(str(partial), save_distributed=True, enable_consolidation=False)
-                dcp.save(dict(tensors), storage_writer=writer, no_dist=world.files is None, process_group=world.files)
-            with _together(world):
-                if world.is_main:
-                    for name, content in files.items():
-                        (partial / name).write_bytes(content)
-                    _write(partial / "state.json", {"format": FORMAT, "tensors": sorted(tensors), **meta})
-                    inside = sorted(partial.iterdir())
-                    _write(partial / MANIFEST, {file.name: _fingerprint(file, sync=True) for file in inside})
-                    _fingerprint(partial / MANIFEST, sync=True)
-                    _put_in_place(partial)
-        except SaveFailed as failed:
-            if world.is_main and find_fault(partial) is not None:  # a whole one may be the only one of its number
-                shutil.rmtree(partial, ignore_errors=True)  # on a full disk its bytes are needed
-            raise SaveFailed(
-                f"Checkpoint {number} could not be written to {root}: {failed}. Checkpoints from before are untouched: mend the "
-                "cause, and the same command continues from the newest."
-            ) from failed
+    return final
 
 
 def _put_in_place(partial: Path) -> Path:
@@ -186,10 +141,9 @@ def _together(world: World) -> Iterator[None]:
         rank, (error, _) = next(iter(failed.failures.items()))
     except (OSError, ValueError, KeyboardInterrupt) as failed:
         error = failed
-    where = "" if world.files is None else f"rank {rank}: "
+    where = "" if world.control is None else f"rank {rank}: "
     text = "" if error is None else f"{where}{type(error).__name__}: {error}"[:500]
-    # Over a group of its own: a write in the background must not meet the training's messages.
-    faults = [fault for fault in world.texts(text, world.files) if fault]
+    faults = [fault for fault in world.texts(text) if fault]
     if isinstance(error, KeyboardInterrupt):
         raise error
     if faults:
@@ -209,17 +163,12 @@ def load(folder: Path, tensors: Mapping[str, Tensor], world: World) -> None:
 
 
 def load_some(folder: Path, tensors: Mapping[str, Tensor], world: World | None = None) -> None:
-    """Fill `tensors`, which may be only some of the checkpoint's."""
     world = world or World()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            dcp.load(
-                dict(tensors),
-                storage_reader=HuggingFaceStorageReader(str(folder)),
-                no_dist=world.files is None,
-                process_group=world.files,
-            )
+            reader = HuggingFaceStorageReader(str(folder))
+            dcp.load(dict(tensors), storage_reader=reader, no_dist=world.control is None, process_group=world.control)
     except dcp.CheckpointException as error:  # not a subclass of Exception: it would pass every handler above
         cause = next(iter(error.failures.values()))[0]
         raise CheckpointError(
@@ -248,7 +197,6 @@ def read_meta(folder: Path, kinds: Mapping[str, Any] | None = None) -> dict[str,
 
 @contextmanager
 def continuing(folder: Path) -> Iterator[None]:
-    """Turn errors from a checkpoint's state.json into a CheckpointError."""
     try:
         yield
     except CheckpointError:
@@ -270,7 +218,6 @@ def newest_good(root: Path) -> Path | None:
 
 
 def find_fault(folder: Path) -> str | None:
-    """The fault in a checkpoint's files, or None."""
     try:
         manifest = read_json(folder / MANIFEST)
         if not isinstance(manifest, dict) or "state.json" not in manifest:

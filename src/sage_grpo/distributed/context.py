@@ -31,7 +31,6 @@ class SequenceParallel:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
 
     def check(self, heads: int) -> None:
-        """Raise unless the ranks divide the heads."""
         if heads % self.size:
             fitting = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)
             raise ParallelError(
@@ -47,14 +46,15 @@ class SequenceParallel:
 
     def merge(self, tokens: Tensor, total: int) -> Tensor:
         """All tokens (batch x tokens x channels) from every rank's, for a loss that every rank computes alike."""
-        return merge(tokens.transpose(0, 1), self.counts(total), self.group).transpose(0, 1)
+        merged = _Merge.apply(tokens.transpose(0, 1), self.counts(total), self.group)  # type: ignore[no-untyped-call]
+        return merged.transpose(0, 1)
 
     def attend(self, attention: Attention, query: Tensor, key: Tensor, value: Tensor, counts: list[int]) -> Tensor:
         """Attention over the tokens of all ranks for this rank's; batch x tokens x heads x channels. `counts` are the tokens of every rank."""
         batch, tokens, heads, channels = query.shape
         query, key = query.to(value.dtype), key.to(value.dtype)
         everyone = self._deal(torch.cat([query, key, value], dim=-1), counts).split(channels, dim=-1)
-        back = exchange(attention(*everyone).transpose(0, 1), counts, [tokens] * self.size, self.group)
+        back = self._exchange(attention(*everyone).transpose(0, 1), counts, [tokens] * self.size)
         back = back.unflatten(0, (self.size, tokens)).permute(2, 1, 0, 3, 4)
         return back.reshape(batch, tokens, heads, channels)
 
@@ -62,7 +62,11 @@ class SequenceParallel:
         """All ranks' tokens of this rank's heads, from this rank's tokens of all heads."""
         # (rank, token) x batch x heads of that rank x channels: consecutive rows go to one rank.
         rows = tokens.unflatten(2, (self.size, -1)).permute(2, 1, 0, 3, 4).flatten(0, 1)
-        return exchange(rows, [tokens.shape[1]] * self.size, counts, self.group).transpose(0, 1)
+        return self._exchange(rows, [tokens.shape[1]] * self.size, counts).transpose(0, 1)
+
+    def _exchange(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        """Send consecutive rows to the ranks, `sent[r]` of them to rank r; returns theirs in rank order."""
+        return _Exchange.apply(rows, sent, received, self.group)  # type: ignore[no-untyped-call]
 
 
 class _Exchange(torch.autograd.Function):
@@ -82,11 +86,6 @@ def _all_to_all(rows: Tensor, sent: list[int], received: list[int], group: dist.
     return result
 
 
-def exchange(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-    """Send consecutive rows to the ranks, `sent[r]` of them to rank r; returns theirs in rank order."""
-    return _Exchange.apply(rows, sent, received, group)  # type: ignore[no-untyped-call]
-
-
 class _Merge(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, counts: list[int], group: dist.ProcessGroup) -> Tensor:
@@ -103,8 +102,3 @@ class _Merge(torch.autograd.Function):
         # Every rank computes the same loss from the merged rows, so its gradient is already the whole one: summing over ranks
         # would count the loss once per rank.
         return gradient[slice(*ctx.bounds)], None, None
-
-
-def merge(rows: Tensor, counts: list[int], group: dist.ProcessGroup) -> Tensor:
-    """All ranks' rows, in rank order, on every rank, for a loss that every rank computes alike."""
-    return _Merge.apply(rows, counts, group)  # type: ignore[no-untyped-call]

@@ -37,12 +37,10 @@ class Engine:
         self.synchronize(self.sync_every_pass)
 
     def synchronize(self, on: bool = True) -> None:
-        """Set if the next backward pass reduces gradients over processes."""
         for network in self.networks:
             network.set_requires_gradient_sync(on)
 
     def clip_gradients(self, params: Iterable[nn.Parameter], max_norm: float) -> float:
-        """Scale gradients down to a norm; returns the norm before, over all shards."""
         params = list(params)
         norm = get_total_norm([p.grad for p in params if p.grad is not None])
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
@@ -62,20 +60,15 @@ class Engine:
 @torch.no_grad()
 def disagreeing(tensors: Mapping[str, Tensor], world: World) -> list[int]:
     """The processes whose tensors differ from those of the first; all of them call this. Shards are gathered one tensor at a time."""
-    digests = [_digest(tensor) for tensor in tensors.values()]
-    table = world.gather(torch.tensor(digests, dtype=torch.float64).reshape(1, -1))
+    full = (whole(tensor).double() for tensor in tensors.values())
+    # Sum and sum of squares: equal for equal bits, different after a change of one value.
+    digests = torch.tensor([[float(one.sum()), float(one.square().sum())] for one in full], dtype=torch.float64)
+    table = world.gather(digests.reshape(1, -1))
     return [number for number, row in enumerate(table) if not torch.equal(row, table[0])]
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _digest(tensor: Tensor) -> list[float]:
-    """Sum and sum of squares in float64: equal for equal bits, different after a change of one value."""
-    numbers = whole(tensor).double()
-    return [float(numbers.sum()), float(numbers.square().sum())]
 
 
 def whole(tensor: Tensor) -> Tensor:

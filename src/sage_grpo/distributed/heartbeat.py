@@ -134,7 +134,6 @@ class Heartbeat:
             time.sleep(0.05)
 
     def missing(self) -> str:
-        """A sentence on the ranks without a heartbeat while we watched, and on their last activity."""
         self._asked = True
         asked = time.monotonic()
         # A beat from before a death may be seen a little after it, so only later ones count. Gone means silent for several

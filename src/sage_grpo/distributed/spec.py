@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from sage_grpo.config.metadata import Effect
 from sage_grpo.config.ranges import Count, NotNegative, Positive, Seconds, checked
@@ -33,8 +33,6 @@ class ParallelSpec:
     sync_every_pass: bool = False
     """Reduce gradients after every backward pass, not once per update: more traffic, but no rank keeps whole gradients (4 bytes
     per trainable parameter)."""
-    async_checkpoint: bool = False
-    """Write checkpoints in the background; needs CPU memory for a copy of this rank's shards."""
     timeout: Seconds = 1800.0
     """Seconds that ranks wait for one another before the run stops and names the missing one."""
 
@@ -52,9 +50,6 @@ class RaySpec:
     """GPUs of a worker; 0.25 lets four share one. None is 1 where the trainer computes on one, else 0."""
     cpus: Positive = 1.0
     """CPUs that Ray reserves for a worker."""
-    scores: Literal["workers", "trainer"] = "workers"
-    """Place where clips are decoded and scored: the worker that sampled them, which then sends only scores; or the trainer, to which it sends
-    latents."""
     limit: Positive = 0.25
     """A worker whose log-probabilities differ from those of the trainer's replay by more than this share of the clip range ends the run (without a ratio:
     of the range that `surrogate.clip_scale` gives)."""

@@ -40,8 +40,6 @@ class World:
     """Device of this process; None leaves it to the model's spec."""
     control: dist.ProcessGroup | None = None
     """All processes, over gloo; None in a run of one process."""
-    files: dist.ProcessGroup | None = None
-    """The same for checkpoints, which may be written in the background."""
     sequence_group: dist.ProcessGroup | None = None
     """The processes that share this process's clips."""
     heartbeat: Heartbeat | None = None
@@ -57,19 +55,18 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """True for the process that writes files and prints."""
         return self.number == 0
 
     def mine(self, count: int) -> range:
         """This rank's share of `count` items that its sequence-parallel ranks all have: each is handled once."""
         return range(self.sequence_rank, count, self.layout.sequence)
 
-    def gather(self, values: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-        """Concatenate a tensor of rows (of any number per process) over all processes, in their order; over `control` by default."""
-        group = group or self.control
+    def gather(self, values: Tensor) -> Tensor:
+        """Concatenate a tensor of rows (of any number per process) over all processes, in their order."""
+        group = self.control
         if group is None:
             return values
-        self.barrier(group)
+        self.barrier()
         rows = values.detach().cpu().contiguous()
         counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.processes)]
         dist.all_gather(counts, torch.tensor([len(rows)]), group=group)
@@ -87,22 +84,21 @@ class World:
         return self.gather(values[None])[:: self.layout.sequence].sum(0).to(values.device)
 
     def any(self, flag: bool) -> bool:
-        """True if the flag is set on any process."""
         return bool(self.gather(torch.tensor([float(flag)])).any())
 
-    def texts(self, text: str, group: dist.ProcessGroup | None = None) -> list[str]:
+    def texts(self, text: str) -> list[str]:
         if self.control is None:
             return [text]
         content = torch.frombuffer(bytearray(text.encode() + b"\0"), dtype=torch.uint8)
-        return [part.decode() for part in bytes(self.gather(content, group).tolist()).split(b"\0")[:-1]]
+        return [part.decode() for part in bytes(self.gather(content).tolist()).split(b"\0")[:-1]]
 
     def from_main(self, text: str) -> str:
         """The main process's text: for decisions that depend on the disk."""
         return self.texts(text if self.is_main else "")[0]
 
-    def barrier(self, group: dist.ProcessGroup | None = None) -> None:
+    def barrier(self) -> None:
         if self.control is not None:
-            dist.monitored_barrier(group or self.control, timedelta(seconds=self.timeout), wait_all_ranks=True)
+            dist.monitored_barrier(self.control, timedelta(seconds=self.timeout), wait_all_ranks=True)
 
     def note(self, where: str) -> None:
         """Note this process's activity, for the message of another that misses it."""
@@ -121,7 +117,6 @@ class World:
             raise RankLost(f"{self.heartbeat.missing()}\nThis process (rank {self.number}) got: {first}") from error
 
     def close(self) -> None:
-        """Leave the process group in good order."""
         if self.heartbeat is not None:
             self.heartbeat.stop()
             self.heartbeat.farewell()
@@ -130,7 +125,7 @@ class World:
 
 
 def start(spec: ParallelSpec, device: str = "auto") -> World:
-    """Join the processes that torchrun started; one process where nothing did."""
+    """Join the processes that torchrun started, and form the groups of the layout; one process where nothing did."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     layout = lay_out(spec, processes)
     if "RANK" not in os.environ:
@@ -147,15 +142,7 @@ def start(spec: ParallelSpec, device: str = "auto") -> World:
     page = dist.PrefixStore(f"sage_grpo/try/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     dist.init_process_group(backend, timeout=limit, store=page, rank=number, world_size=processes)
-    return join(layout, place, spec.timeout)
-
-
-def join(layout: Layout, device: torch.device, timeout: float) -> World:
-    """Form the groups of a layout, in an existing process group."""
-    number = dist.get_rank()
-    limit = timedelta(seconds=timeout)
     control = dist.new_group(backend="gloo", timeout=limit)
-    files = dist.new_group(backend="gloo", timeout=limit)
     sequence_group = None
     if layout.sequence > 1:
         for first in range(0, layout.processes, layout.sequence):
@@ -163,8 +150,8 @@ def join(layout: Layout, device: torch.device, timeout: float) -> World:
             group = dist.new_group(members, timeout=limit)
             sequence_group = group if number in members else sequence_group
     rank, sequence_rank = divmod(number, layout.sequence)
-    heartbeat = Heartbeat.start(number, layout.processes, patience=min(5.0, timeout))
-    return World(rank, layout.data, sequence_rank, layout, device, control, files, sequence_group, heartbeat, timeout)
+    heartbeat = Heartbeat.start(number, layout.processes, patience=min(5.0, spec.timeout))
+    return World(rank, layout.data, sequence_rank, layout, place, control, sequence_group, heartbeat, spec.timeout)
 
 
 def _is_connection(error: RuntimeError) -> bool:

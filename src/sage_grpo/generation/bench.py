@@ -31,7 +31,6 @@ AT_ONCE = 1024
 
 
 def make(options: GenerateSpec, out: Path) -> str:
-    """Generate the missing clips; returns a sentence on all of them."""
     clips = clips_of(options)
     model = options.find(options.model).load()
     missing = [clip for clip in clips if not _is_whole(out / clip.file, model.video)]

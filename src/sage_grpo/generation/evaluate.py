@@ -74,7 +74,6 @@ Say = Callable[[str], None]
 
 
 def measure(options: EvaluateSpec, overrides: Overrides | None = None, say: Say = lambda text: None) -> Evaluation:
-    """Sample and score; objects of a program replace parts of the options."""
     (result,) = _measure(options, {"evaluation": options}, overrides, say)
     return result
 
@@ -93,7 +92,6 @@ def measure_pair(
 def _measure(
     options: EvaluateSpec, choices: Mapping[str, Choice], overrides: Overrides | None, say: Say
 ) -> Iterator[Evaluation]:
-    """One evaluation per choice of weights, by its name, one model at a time."""
     from sage_grpo.models.devices import choose_device
     from sage_grpo.rewards.base import CompositeReward
     from sage_grpo.training.evaluate import evaluate
@@ -212,7 +210,6 @@ def _difference(name: str, base: Sequence[Mapping[str, Any]], tuned: Sequence[Ma
 
 
 def pairs_document(differences: Mapping[str, Difference], base: Evaluation, tuned: Evaluation) -> dict[str, Any]:
-    """A JSON document with the metrics of each model, the differences, and every pair."""
     base_metrics, tuned_metrics = (
         finite({name.removeprefix("eval/"): value for name, value in one.metrics.items()}) for one in (base, tuned)
     )

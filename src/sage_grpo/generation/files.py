@@ -50,7 +50,6 @@ class ScoredVideo:
 
 
 def find_videos(folder: Path) -> list[Path]:
-    """The video files of a folder and its subfolders, sorted by path."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder.")
     videos = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
@@ -191,7 +190,6 @@ def best_and_worst(rows: Sequence[ScoredVideo]) -> list[dict[str, Any]]:
 
 
 def summarize(rows: Sequence[ScoredVideo], column: str) -> dict[str, float]:
-    """Mean, standard error and number of the finite scores of a column."""
     values = [row.scores[column] for row in rows if math.isfinite(row.scores[column])]
     count = len(values)
     error = stdev(values) / math.sqrt(count) if count > 1 else math.nan
@@ -199,7 +197,6 @@ def summarize(rows: Sequence[ScoredVideo], column: str) -> dict[str, float]:
 
 
 def summary(rows: Sequence[ScoredVideo]) -> dict[str, dict[str, float | None]]:
-    """`summarize` of every column, for JSON."""
     columns = rows[0].scores if rows else {}
     return finite({column: summarize(rows, column) for column in columns})
 

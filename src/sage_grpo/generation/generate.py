@@ -95,7 +95,6 @@ class ClipRequest:
 def sample(
     options: GenerateSpec, model: VelocityModel, clips: Sequence[ClipRequest]
 ) -> Iterator[tuple[Sequence[ClipRequest], Tensor, Sound | None]]:
-    """Sample batches of clips: their videos, uint8 B x F x H x W x 3, and their sound if the model makes one."""
     from sage_grpo.models.base import sound_of
     from sage_grpo.training.inputs import conditions_of
 
@@ -109,7 +108,6 @@ def sample(
 
 
 def clips_of(options: GenerateSpec, prompts: Sequence[Prompt] | None = None) -> list[ClipRequest]:
-    """Clips with their seeds and files, of the prompts in the options, or of others."""
     prompts = prompts_of(options) if prompts is None else prompts
     if options.images and len(options.images) not in (1, len(prompts)):
         raise ValueError(f"{len(options.images)} images for {len(prompts)} prompts: give one image, or one per prompt.")

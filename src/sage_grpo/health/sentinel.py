@@ -11,10 +11,10 @@ import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
-from sage_grpo.health.checks import EXPLODED, LEAST_PAST, SIGNS, TINY, MetricHistory, Row, values
+from sage_grpo.health.checks import LEAST_PAST, SIGNS, MetricHistory, Row, values
 from sage_grpo.health.config import SentinelConfig
 from sage_grpo.health.evidence import (
     AGREEMENT,
@@ -22,6 +22,7 @@ from sage_grpo.health.evidence import (
     Agreement,
     Column,
     PastEvaluation,
+    RewardParts,
     Scores,
     agreement_of,
     by_prompt,
@@ -31,7 +32,6 @@ from sage_grpo.health.evidence import (
     shortfall,
     weighted,
 )
-from sage_grpo.health.reward_parts import RewardParts
 from sage_grpo.rewards.base import CompositeReward
 
 WATCHED = (
@@ -39,10 +39,9 @@ WATCHED = (
     "ratio/clip_fraction", "gradient/norm", "kl/total", "optimizer/kl", "weights/distance", "weights/moved", "video/spread",
 )  # fmt: skip
 """Metrics of a row that are stored."""
-EVALUATED = ("held_out_exploded", "held_out_fell", "held_out_part_fell", "decoupled", "hacking", "witness_fell")
+EVALUATED = ("held_out_fell", "held_out_part_fell", "decoupled", "hacking", "witness_fell")
 """Findings at evaluations; the others are checked in every row."""
-AT_ONCE = ("not_finite",)
-"""Findings that need not be confirmed by a second row."""
+AT_ONCE = ("not_finite",)  # need not be confirmed by a second row
 WARN_ONLY = ("decoupled", "rate_at_floor")
 OF_STEPS = ("replay_differs", "ratio_off", "clipped_away", "weights_stuck", "rate_at_floor")
 """Findings about the optimizer steps; they do not put held-out scores in doubt. Any of these may last for a whole
@@ -66,7 +65,6 @@ class Finding:
     name: str
     iteration: int
     text: str
-    """The measurement, its meaning and the remedy."""
     act: bool
     """True if it has lasted long enough for an action."""
     new: bool = True
@@ -93,28 +91,19 @@ class Sentinel:
         self.parts = RewardParts(trained or {}, config.window)
         self.start: list[Row] = []
         self.recent: list[Row] = []
-        self.streaks: dict[str, int] = {}
-        """Number of consecutive rows, or evaluations, with a finding."""
+        self.streaks: dict[str, int] = {}  # consecutive rows, or evaluations, with a finding
+        # By score: every clip at the `first` evaluation and at the `best`, and the total at that time (`then`).
         self.held_out: dict[str, dict[str, Column]] = {}
-        """By score: the values of every clip at the `first` evaluation and at the `best`, and the total at that time
-        (`then`)."""
-        self.falling = False
-        """True if a held-out score is below its best, by more than chance would often do."""
-        self.good: int | None = None
-        """Iteration of the checkpoint for rollbacks."""
-        self.rollbacks = 0
-        self.brake = 1.0
-        """Factor on the learning rate because of findings."""
+        self.falling = False  # a held-out score is below its best, by more than chance would often do
+        self.good: int | None = None  # iteration of the checkpoint for rollbacks
+        self.rollbacks, self.brake = 0, 1.0  # brake: the factor on the learning rate because of findings
+        # Agreement of every held-out reward with the total, within groups: in all iterations, and until its best.
         self.agreement: dict[str, Agreement] = {}
-        """Agreement of every held-out reward with the total, within groups, over all iterations."""
-        self.remembered: list[PastEvaluation] = []
-        """Evaluations so far, always with the first."""
         self.at_best: dict[str, Agreement] = {}
-        """Agreement of each held-out reward until its best evaluation."""
+        self.remembered: list[PastEvaluation] = []  # evaluations so far, always with the first
 
     @classmethod
     def of(cls, config: SentinelConfig, reward: CompositeReward, *, clips: int, clip_range: float) -> Sentinel:
-        """The sentinel of a run with `clips` clips per iteration and the parts of this reward."""
         scores = {title: {part: w for part, w in weights.items() if w} for title, weights in reward.watching.items()}
         witnesses = {title: weights for title, weights in scores.items() if weights}
         return cls(config, clips=clips, clip_range=clip_range, witnesses=witnesses, trained=reward.weights)
@@ -131,8 +120,7 @@ class Sentinel:
 
     @property
     def doubts(self) -> list[str]:
-        """Findings, lasting or not, that put scores in doubt: such weights do not become the best, however high they
-        score."""
+        """Findings, lasting or not, that put scores in doubt: such weights do not become the best."""
         return [name for name, streak in self.streaks.items() if streak and name not in OF_STEPS]
 
     def observe(self, iteration: int, row: Row) -> list[Finding]:
@@ -155,8 +143,7 @@ class Sentinel:
         return self._count(iteration, texts)
 
     def _past(self, name: str) -> MetricHistory:
-        """The past for a check: without the rows that have its finding already, unless it lasts longer than the
-        window."""
+        """The past for a check: without the rows that have its finding already, unless it outlasts the window."""
         window, streak = self.config.window, self.streaks.get(name, 0)
         begun = self.parts.rows - streak  # rows before the finding
         return MetricHistory(
@@ -177,10 +164,8 @@ class Sentinel:
         series |= {title: weighted(scores, weights) for title, weights in self.witnesses.items()}
         series = {title: by_prompt(column, per_prompt) for title, column in series.items()}
         total = series["total"]
-        exploded = self._exploded(total)
-        fallen = "" if exploded else self.parts.evaluated(scores, per_prompt)
+        fallen = self.parts.evaluated(scores, per_prompt)
         texts = {
-            "held_out_exploded": exploded,
             "held_out_fell": self._fell(total),
             "held_out_part_fell": fallen
             and (
@@ -198,12 +183,6 @@ class Sentinel:
         self.falling = self.parts.falling or any(
             change(series[title], known).surely(self.config.stderrs / 2) for title, known in best.items()
         )
-        if not exploded:  # a broken total could never be exceeded again
-            self._remember(series)
-        return self._count(iteration, texts)
-
-    def _remember(self, series: Mapping[str, Column]) -> None:
-        total = series["total"]
         for title, now in series.items():
             known = self.held_out.setdefault(title, {"first": now, "best": now, "then": total})
             if change(known["best"], now).by > 0:
@@ -212,21 +191,9 @@ class Sentinel:
         # If every reward failed there are no scores to compare with.
         if self.witnesses and finite(total):
             self.remembered.append(PastEvaluation(series, dict(self.agreement)))
-            self.remembered = self.remembered if len(self.remembered) <= MOST_REMEMBERED else self.remembered[::2]
-
-    def _exploded(self, now: Column) -> str:
-        """The spread of held-out scores is far above the base's; rows show it one iteration later."""
-        first, last = finite(self.held_out.get("total", {}).get("first", [])), finite(now)
-        prompts = min(len(first), len(last))
-        if prompts < 2 or stdev(first) <= TINY:
-            return ""
-        # Standard deviations of two or three prompts scatter more: this factor is as rare as 20 is for five.
-        if stdev(last) < stdev(first) * EXPLODED ** max(1.0, 4 / (prompts - 1)):
-            return ""
-        return (
-            f"The totals of held-out prompts are {stdev(last):.3g} apart (standard deviation), at first {stdev(first):.3g}: such scores are of broken "
-            "clips, or of a broken reward, however good their mean is. Look at the clips and at the reward; lower optimizer.lr, or set optimizer.max_kl."
-        )
+            if len(self.remembered) > MOST_REMEMBERED:
+                self.remembered = self.remembered[::2]
+        return self._count(iteration, texts)
 
     def _fell(self, now: Column) -> str:
         known = self.held_out.get("total")
@@ -300,8 +267,7 @@ class Sentinel:
         return ("witness_fell", text + remedy) if certain and share >= self.config.lost else ("", "")
 
     def _count(self, iteration: int, texts: Mapping[str, str]) -> list[Finding]:
-        """Update the streaks of these checks; a finding is reported when it begins, and again whenever an action is
-        due."""
+        """Update the streaks; a finding is reported when it begins, and again whenever an action is due."""
         found = []
         for name, text in texts.items():
             streak = self.streaks[name] = self.streaks.get(name, 0) + 1 if text else 0
@@ -314,13 +280,11 @@ class Sentinel:
         return found
 
     def _timing(self, name: str) -> tuple[int, int, int]:
-        """Consecutive rows until a finding is reported, further rows until an action, and rows between repeated
-        actions."""
+        """Consecutive rows until a finding is reported, further ones until an action, and between repeated actions."""
         patience, window = self.config.patience, self.config.window
         return (1, 0, window) if name in AT_ONCE else (1, 1, 1) if name in EVALUATED else (patience, patience, window)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a continued run needs; JSON."""
         state = {
             **{name: getattr(self, name) for name in STATE},
             "start": [_plain(row) for row in self.start],
@@ -342,8 +306,7 @@ class Sentinel:
         self.parts.load_state_dict(state["parts"])
 
     def go_back(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint, but keep the record of rollbacks since: otherwise they would repeat
-        forever."""
+        """Restore the state of a checkpoint, but keep the record of rollbacks: otherwise they would repeat forever."""
         done = self.rollbacks, self.brake, self.good
         self.load_state_dict(state)
         self.rollbacks, self.brake, self.good = done

@@ -146,18 +146,6 @@ class StateParts:
                 raise ModelError(f'There is no part "{name}" here: the model has {", ".join(self.shapes)}.')
 
 
-class GuidedPasses(Protocol):
-    """The passes of a guided velocity, one by one, so that steps that are not trained can leave some out (rollout.cheap)."""
-
-    def branches(self, sigma: Tensor | float, guidance: float | None = None) -> int:
-        """Forward passes of one velocity: two where guidance runs the negative prompt as well."""
-
-    def both(
-        self, x: Tensor, sigma: Tensor, conditions: Sequence[Conditioning], *, guidance: float | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """`velocity`, to the bit, and the velocity of the prompt alone."""
-
-
 class ClipEncoder(Protocol):
     """Encodes clips into latents, as training on given clips needs."""
 
@@ -190,7 +178,8 @@ class Abilities:
     """The parts of its states where they have several; `latent_shape()` is then (parts.size,)."""
     network_at: Callable[[Tensor | float], int] | None = None
     """Index of the network that predicts the velocity at a noise level: 0 the one for the highest noise, 1 the other."""
-    guided: GuidedPasses | None = None
+    branches: Callable[[float, float | None], int] | None = None
+    """Forward passes of one velocity at (sigma, guidance): two where guidance runs the negative prompt as well. None: always one."""
     """The passes of guidance one by one."""
     solver: Callable[[int, float | None], Solver] | None = None
     """(number of steps, shift) to the checkpoint's own solver, fresh for one sampling."""

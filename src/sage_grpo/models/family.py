@@ -240,7 +240,7 @@ class FamilyModel(ABC):
         return Abilities(
             choices=self.choices,
             network_at=self.experts.at,
-            guided=self,
+            branches=self.branches,
             solver=self.schedule.solver,
             pixels=self.codec.pixels,
             decode_frames=self.codec.decode,
@@ -298,11 +298,7 @@ class FamilyModel(ABC):
         steps = steps_from_noise(num_steps, self.strength)
         return self.schedule.sigmas(steps, shift)[steps - num_steps :]
 
-    def velocity(self, x: Tensor, sigma: Tensor, conditions: Sequence[Conditioning], **how: Any) -> Tensor:
-        """dx/dsigma, guided; see VelocityModel, and `both` for the keywords."""
-        return self.both(x, sigma, conditions, **how)[0]
-
-    def both(
+    def velocity(
         self,
         x: Tensor,
         sigma: Tensor,
@@ -310,8 +306,8 @@ class FamilyModel(ABC):
         *,
         guidance: float | None = None,
         timestep: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """`velocity`, and the velocity of the prompt alone. `timestep` replaces the network's time input, its scale times sigma."""
+    ) -> Tensor:
+        """dx/dsigma, guided; see VelocityModel. `timestep` replaces the network's time input, its scale times sigma."""
         self.check_latents(x)
         if len(conditions) != len(x):
             raise ModelError(f"{len(x)} samples but {len(conditions)} conditions: give one per sample.")
@@ -323,15 +319,14 @@ class FamilyModel(ABC):
             inputs = [{**tensors, "guidance": given_scale} for tensors in inputs]
         run = partial(self._branch, sigma, time)
         if self.branches(sigma, guidance) == 1:
-            v = run(x, inputs)
-            return v, v
+            return run(x, inputs)
         negatives = [one.negative for one in conditions if one.negative is not None]
         if len(negatives) != len(conditions):
             raise ModelError(
                 f"guidance {scale:g} needs encoded negative prompts, but the model was loaded with guidance_scale 1. Set model.guidance_scale."
             )
         v, v_negative = run_both(run, x, inputs, negatives, self.tokens, gradient=self.spec.negative_gradient)
-        return self._combine(x, sigma, v, v_negative, scale, partial(run, x, inputs)), v
+        return self._combine(x, sigma, v, v_negative, scale, partial(run, x, inputs))
 
     def _combine(
         self, x: Tensor, sigma: Tensor, v: Tensor, v_negative: Tensor, scale: float, again: Callable[[], Tensor]

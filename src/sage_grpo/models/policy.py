@@ -11,7 +11,6 @@ from torch import Tensor
 
 from sage_grpo.models import ModelError, no_numbers
 from sage_grpo.models.base import Progress, VelocityModel, abilities
-from sage_grpo.models.cheap import Guide
 from sage_grpo.samplers.gaussian import Gaussian
 from sage_grpo.samplers.kernels import Kernel, Ode
 from sage_grpo.samplers.path import interpolate
@@ -57,32 +56,6 @@ class Policy:
     def step(self, index: int, x: Tensor, conditions: Sequence[Conditioning]) -> Step:
         sigma, _ = self.schedule.pair(index)
         return self.at(index, x, self.model.velocity(x, sigma, conditions, guidance=self.guidance))
-
-    def guided_velocity(
-        self,
-        index: int,
-        x: Tensor,
-        conditions: Sequence[Conditioning],
-        guide: Guide,
-        added: Tensor | None,
-        *,
-        reuse: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        """The velocity of a step of a rollout, approximated as `guide` says, and guidance's contribution where later steps `reuse` it;
-        `added` is that of the step before."""
-        (sigma, _), model = self.schedule.pair(index), self.model
-        if guide == "exact" or (guide == "whole" and not reuse):
-            return model.velocity(x, sigma, conditions, guidance=self.guidance), None
-        if guide == "whole":
-            guided = abilities(model).guided
-            assert guided is not None
-            v, alone = guided.both(x, sigma, conditions, guidance=self.guidance)
-            return v, v - alone
-        v = model.velocity(x, sigma, conditions, guidance=1.0)
-        if guide == "none":
-            return v, None
-        assert added is not None
-        return v + added, added
 
     def at(self, index: int, x: Tensor, v: Tensor) -> Step:
         law = self.transition(index)(x, v)

@@ -20,11 +20,10 @@ def group_advantage(
     eps: float = 1e-6,
     clip: float | None = None,
 ) -> Tensor:
-    """A_i = (r_i - mean of its group) / (population std + eps), one value per rollout.
+    """A_i = (r_i - mean of its group) / (population std + eps), one value per rollout; `groups` holds an integer per rollout.
 
-    `groups` holds an integer per rollout; members of a group need not be neighbours. Rollouts that are not valid, or whose
-    reward is not finite, count in no statistic and get advantage 0. A group without spread gives 0. `scale` divides by the
-    group's std, by the std of the rewards of all groups together, whose means may differ (global), or not at all.
+    Rollouts that are not valid, or whose reward is not finite, count in no statistic and get advantage 0. `scale` divides by the
+    group's std, by that of the raw rewards of all groups together (global), or not at all.
     """
     r, index, ok, count = _prepare(rewards, groups, valid)
     mean = _group_sum(r, index, len(count)) / count.clamp(min=1)
@@ -35,10 +34,8 @@ def group_advantage(
     elif scale == "global":
         around = torch.where(ok, r - r.sum() / ok.sum(), 0.0)
         advantage = centred / ((around.square().sum() / ok.sum()).sqrt() + eps)
-    elif scale == "none":
-        advantage = centred
     else:
-        raise ValueError(f"scale must be 'group', 'global' or 'none', got {scale!r}.")
+        advantage = centred
     if clip is not None:
         advantage = advantage.clamp(-clip, clip)
     return advantage.to(torch.float32)
@@ -54,10 +51,7 @@ def decoupled_advantage(
     eps: float = 1e-6,
     clip: float | None = None,
 ) -> Tensor:
-    """GDPO (arXiv 2601.05242): normalise every reward in its group, add them up, and normalise the sum over the batch.
-
-    No reward then drowns the others, and the size of the advantages does not grow with the number of rewards.
-    """
+    """GDPO (arXiv 2601.05242): normalise every reward in its group, add them up, and normalise the sum over the batch."""
     missing = sorted(set(weights) - set(parts))
     if missing or not weights:
         raise ValueError(f"weights name rewards that were not computed: {missing}; there are {sorted(parts)}.")
@@ -70,17 +64,8 @@ def decoupled_advantage(
 
 
 def _prepare(rewards: Tensor, groups: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """float64 rewards (0 where masked), dense group index, mask and valid count per group; refuses groups without a defined advantage."""
-    if rewards.ndim != 1 or len(rewards) == 0:
-        raise ValueError(f"rewards must be one non-empty row, got shape {tuple(rewards.shape)}: there is no group.")
-    if groups.shape != rewards.shape or (valid is not None and valid.shape != rewards.shape):
-        raise ValueError(f"rewards, groups and valid need one value per rollout; rewards have {len(rewards)}.")
-    ids, index, size = torch.unique(groups, return_inverse=True, return_counts=True)
-    if bool((size < 2).any()):
-        alone = ids[size < 2].tolist()
-        raise ValueError(
-            f"Groups {alone[:5]} have a single member: a group-relative advantage needs at least two. Raise group_size."
-        )
+    """float64 rewards (0 where masked), dense group index, mask and valid count per group."""
+    ids, index = torch.unique(groups, return_inverse=True)
     ok = torch.isfinite(rewards) if valid is None else torch.isfinite(rewards) & valid.bool()
     if not bool(ok.any()):
         raise ValueError(
@@ -96,32 +81,28 @@ def _group_sum(values: Tensor, index: Tensor, num_groups: int) -> Tensor:
     return torch.zeros(num_groups, dtype=values.dtype, device=values.device).index_add_(0, index, values)
 
 
+def _ranked(advantage: Sequence[float], valid: Sequence[bool]) -> list[int]:
+    """Places of the valid clips, the worst first; of equal clips the first counts as the worse one, so that every rank chooses alike."""
+    return sorted((place for place, ok in enumerate(valid) if ok), key=lambda place: advantage[place])
+
+
 def best(advantage: Sequence[float], valid: Sequence[bool], count: int) -> list[int]:
-    """Places of the `count` valid clips of a group with the largest advantages; none where all are equally good. A single clip is
-    always among them: it was given as a good one."""
-    order = sorted((place for place, ok in enumerate(valid) if ok), key=lambda place: advantage[place])
+    """Places of the `count` best valid clips; none where all are equally good. A single clip was given as a good one."""
+    order = _ranked(advantage, valid)
     if len(order) > 1:
         order = [place for place in order if advantage[place] > advantage[order[0]]]
     return sorted(order[-count:])
 
 
 def best_against_worst(advantage: Sequence[float], valid: Sequence[bool], count: int) -> list[tuple[int, int]]:
-    """Up to `count` pairs of places: the best clip with the worst, the second best with the second worst, and so on. Pairs of clips that are
-    equally good are left out, and clips that are not valid."""
-    order = sorted((place for place, ok in enumerate(valid) if ok), key=lambda place: advantage[place])
+    """Up to `count` pairs of places: the best clip with the worst, the second best with the second worst, and so on, where one is better."""
+    order = _ranked(advantage, valid)
     pairs = zip(reversed(order), order[: min(count, len(order) // 2)])
     return [(better, worse) for better, worse in pairs if advantage[better] > advantage[worse]]
 
 
 def best_and_worst(advantage: Sequence[float], valid: Sequence[bool], count: int) -> list[int]:
-    """Places of the `count` clips of a group with the largest and the smallest advantages, half each; of an odd number one more of the
-    best. (DanceGRPO's best-of-n)
-
-    Clips that are not valid are never among them; where no more are left than asked for, all of these are. Of equal clips the first
-    counts as the worse one, so that every rank chooses alike.
-    """
-    if count < 2:
-        raise ValueError(f"count must be at least 2, one of the best and one of the worst, got {count}.")
-    order = sorted((place for place, ok in enumerate(valid) if ok), key=lambda place: advantage[place])
+    """Places of the `count` best and worst clips, half each; of an odd number one more of the best. (DanceGRPO's best-of-n)"""
+    order = _ranked(advantage, valid)
     worst = count // 2
     return sorted({*order[:worst], *order[worst - count :]})

@@ -20,16 +20,6 @@ from sage_grpo.samplers.gaussian import Gaussian
 from sage_grpo.samplers.kernels import Kernel
 from sage_grpo.samplers.schedule import Schedule
 
-PAPER_CLIP = 0.076
-"""The paper's clip range 1e-4 at D = 576,576 latent dimensions, written as c / sqrt(D)."""
-
-
-def clip_range(dims: int, c: float = PAPER_CLIP) -> float:
-    """c / sqrt(D): the noise of a log-ratio that is a mean over D dimensions falls as 1 / sqrt(D)."""
-    if dims < 1 or c <= 0:
-        raise ValueError(f"clip_range needs dims >= 1 and c > 0, got dims = {dims}, c = {c}.")
-    return c / math.sqrt(dims)
-
 
 @dataclass(frozen=True)
 class LossTerms:
@@ -55,7 +45,6 @@ class PreferencePair:
     side: Tensor
     """1 for the better clip of a pair, -1 for the worse, 0 without a pair."""
     partner_excess: Tensor
-    """Excess error over the reference of each partner."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +73,6 @@ class ReplayedStep:
 
     @property
     def dims(self) -> int:
-        """Latent dimensions of a clip (or of the part that the loss is about)."""
         return self.velocity[0].numel()
 
 
@@ -139,7 +127,6 @@ class Objective:
         raise NotImplementedError
 
     def metrics(self, step: ReplayedStep) -> Mapping[str, Tensor]:
-        """Further diagnostics, one value per clip."""
         return {}
 
     def log_prob(self, gaussian: Gaussian, velocity: Tensor, x_next: Tensor, sigma: float) -> Tensor:
@@ -151,16 +138,13 @@ class Objective:
         return bool(self.surrogate.centred) or self.surrogate.kind == "kl_mask"
 
     def clip_range(self, dims: int) -> float:
+        """c / sqrt(D): the noise of a log-ratio that is a mean over D dimensions falls as 1 / sqrt(D)."""
         given = self.surrogate.clip_range
-        return clip_range(dims, self.surrogate.clip_scale) if given is None else given
+        return self.surrogate.clip_scale / math.sqrt(dims) if given is None else given
 
     def scale(self, dims: int) -> float:
-        """sqrt(D), the factor on the loss.
-
-        A log-probability that is a mean over D dimensions has a gradient that shrinks as 1 / sqrt(D). At full size AdamW's epsilon and the
-        clipping norm would be of another order than in a small run; with this factor learning rate, epsilon and clipping mean the same at
-        any resolution.
-        """
+        """sqrt(D), the factor on the loss: the gradient of a mean over D dimensions shrinks as 1 / sqrt(D). With it learning rate, AdamW's
+        epsilon and the clipping norm mean the same at any resolution."""
         return math.sqrt(dims)
 
     def targets(self, grid: Schedule, trains: Callable[[float], bool], draw: Random) -> NoiseLevels:
@@ -189,7 +173,7 @@ class Objective:
         """Share of a lagging old policy that stays after this many iterations."""
         raise NotImplementedError
 
-    def partner_excess(self, velocity: Tensor, reference: Tensor, target: Tensor, sigma: float) -> Tensor:
+    def partner_excess(self, velocity: Tensor, reference: Tensor, target: Tensor) -> Tensor:
         """The value of a clip that the loss of its partner needs; only where clips are trained in pairs."""
         raise NotImplementedError
 
@@ -202,7 +186,6 @@ class Objective:
         return {}
 
     def check(self, config: RunOptions) -> None:
-        """Refuse options that it cannot honour."""
         wrong = [reason for reason, holds in self.refusals(config).items() if holds]
         if wrong:
             raise ValueError(f"objective.kind {self.spec.kind} does not go with " + "; nor with ".join(wrong) + ".")
@@ -215,7 +198,6 @@ class OdeObjective(Objective):
     samples: ClassVar[Literal["sde", "ode"]] = "ode"
 
     def refusals(self, config: RunOptions) -> dict[str, bool]:
-        """Options of exploring steps."""
         rollout, update, spec = config.rollout, config.update, self.spec
         return {
             f"kernel.name {config.kernel.name}: it samples with the ODE, set ode": config.kernel.name != "ode",
@@ -235,5 +217,4 @@ class OdeObjective(Objective):
 
 
 def without_ratio(loss: Tensor, **metrics: Tensor) -> LossTerms:
-    """Terms of a loss that has neither a ratio nor a clip."""
     return LossTerms(loss=loss, inactive=torch.zeros_like(loss, dtype=torch.bool), metrics=metrics)

@@ -26,7 +26,6 @@ OBJECTIVES: dict[str, type[Objective]] = {
 
 
 def find_objective(kind: str) -> type[Objective]:
-    """The class of an objective: one that comes with the package, or a user's by its import path."""
     if ":" not in kind:
         return OBJECTIVES[kind]
     found = import_object(kind, "objective.kind")
@@ -40,7 +39,6 @@ def find_objective(kind: str) -> type[Objective]:
 
 
 def build(spec: ObjectiveSpec, surrogate: SurrogateConfig | None = None) -> Objective:
-    """The objective of these options; refuses unknown ones and values out of range."""
     kind = find_objective(spec.kind)
     known = [one.name for one in fields(kind) if one.name not in ("spec", "surrogate")]
     for name in spec.options:

@@ -76,12 +76,8 @@ class KlController:
         return c.lambda_min + (c.lambda_max - c.lambda_min) * self.updates / c.warmup_updates
 
     def _followed(self, share: float) -> float:
-        """The next lambda of kind share. The KL's gradient is linear in lambda, so its odds against the policy's grow as lambda does.
-
-        Where the policy is at its reference (the first update of all, the first after a renewal) the gradient is 0 for every
-        lambda, so lambda stays.
-        """
-        if share == 0.0:
+        """The next lambda of kind share: the KL's gradient is linear in lambda, so its odds against the policy's grow as lambda does."""
+        if share == 0.0:  # the policy is at its reference: the gradient is 0 for every lambda
             return self.value
         wanted = self.config.share / (1.0 - self.config.share)
         step = (wanted * (1.0 - share) / share) ** SHARE_GAIN

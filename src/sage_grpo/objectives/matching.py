@@ -31,13 +31,6 @@ class Matching(NoisedClips):
         """Until the first optimizer step the newest weights are the old ones, unless these lag."""
         return [update > 0 or self.lags for update in range(updates)]
 
-    def refusals(self, config: RunOptions) -> dict[str, bool]:
-        return super().refusals(config) | {
-            "objective.old_samples false and trust_region.estimator log_ratio: the old policy has no ratio then, set closed_form": (
-                not self.spec.old_samples and config.trust_region.estimator == "log_ratio"
-            ),
-        }
-
 
 @dataclass(frozen=True)
 class Nft(Matching):
@@ -109,11 +102,8 @@ def nft_loss(
     weight: Weighting = "uniform",
     saturation: float = 1.0,
 ) -> LossTerms:
-    """s (r w+ |v+ - u|^2 + (1 - r) w- |v- - u|^2) / beta, a mean over dimensions; u = eps - x0 is the target, s the saturation of r.
-
-    v+ = (1 - beta) v_old + beta v and v- = (1 + beta) v_old - beta v. With equal weights that is, but for a constant,
-    2 s (2 r - 1) (v_old - u) (v - v_old) + s beta |v - v_old|^2: a step along the advantage, which is s (2 r - 1), and a penalty on
-    the distance to the old policy. The factor s / beta makes the first, and so the learning rate, mean the same for every beta and saturation.
+    """s (r w+ |v+ - u|^2 + (1 - r) w- |v- - u|^2) / beta, a mean over dimensions, with v+ = (1 - beta) v_old + beta v and v- = (1 + beta) v_old -
+    beta v; u = eps - x0 is the target, s the saturation of r. The factor s / beta makes the learning rate mean the same for every beta and s.
     """
     positive = (1.0 - beta) * v_old + beta * v - target
     negative = (1.0 + beta) * v_old - beta * v - target
@@ -122,12 +112,9 @@ def nft_loss(
 
 
 def _error(difference: Tensor, sigma: float, weight: Weighting) -> Tensor:
-    """The weighted mean square of every sample."""
     rows = difference.flatten(1)
     square = rows.square().mean(1)
-    if weight == "adaptive":
-        return sigma * square / rows.detach().abs().mean(1).clamp(min=SMALLEST)
-    return sigma * square if weight == "sigma" else square
+    return sigma * square / rows.detach().abs().mean(1).clamp(min=SMALLEST) if weight == "adaptive" else square
 
 
 POWER = 0.25
@@ -137,10 +124,7 @@ TINY = 1e-10
 
 
 def ghuber_log_prob(v: Tensor, target: Tensor, *, sigma: float) -> Tensor:
-    """log p = -(sigma / p) ((E + e)^p - e^p) per sample, with E the mean square of v - target over dimensions.
-
-    Its slope is sigma (E + e)^(p - 1) times that of -E: for p = 1 it is the weight sigma of the matching law. It is not
-    the density of a Gaussian, so the KL remains that of weight 1, the mean square of the difference of two velocities.
-    """
+    """log p = -(sigma / p) ((E + e)^p - e^p) per sample, with E the mean square of v - target over dimensions: not the density of a Gaussian,
+    so the KL remains the mean square of the difference of two velocities."""
     error = (v - target).square().flatten(1).mean(1)
     return -(sigma / POWER) * ((error + TINY).pow(POWER) - math.pow(TINY, POWER))

@@ -10,9 +10,9 @@ from sage_grpo.utils.suggest import did_you_mean
 
 Kind = Literal["surrogate", "nft", "awm", "dpo", "sft", "gradient"]
 KINDS = get_args(Kind)
-Draw = Literal["schedule", "strata", "uniform", "logit_normal", "last"]
+Draw = Literal["schedule", "strata", "last"]
 Credit = Literal["affine", "exact"]
-Weighting = Literal["uniform", "sigma", "adaptive", "ghuber"]
+Weighting = Literal["uniform", "adaptive", "ghuber"]
 
 
 @checked
@@ -29,19 +29,15 @@ class ObjectiveSpec:
     """nft, awm, dpo, sft: noise levels at which every clip is learned; they are dealt out to the updates of a rollout. gradient: steps of every rollout
     that are trained."""
     draw: Draw = "schedule"
-    """nft, awm, dpo, sft: where a prompt's levels lie: at steps of the rollout's schedule (drawn from all; strata: one from each of equal parts,
-    without the first step and the last tenth), anywhere along it (evenly), or anywhere with more in its middle. gradient: schedule, or
-    last, the steps before the clip."""
+    """nft, awm, dpo, sft: where a prompt's levels lie: at steps of the rollout's schedule, drawn from all (schedule) or one from each of
+    equal parts, without the first step and the last tenth (strata). gradient: schedule, or last, the steps before the clip."""
     credit: Credit = "affine"
     """gradient: how it reaches a step. affine: as if later velocities did not depend on the state (one pass per trained step, which may be any).
     exact: through the network at every later step, which must all be trained (draw last)."""
     predict: Annotated[float, Range(0, 1, open_below=True)] | None = None
     """gradient: the clip is predicted in one step from a step drawn from this last share of the schedule, as ReFL does; None samples it to the end."""
-    frames: Count | None = None
-    """gradient: decode and differentiate only an excerpt of about so many frames, drawn for every clip (whole latent frames, at least one), as if it
-    were the clip; None takes the whole clip."""
     weight: Weighting = "uniform"
-    """nft, awm, dpo, sft: weight of a level's squared error: 1, sigma, or what their authors run. adaptive (nft): sigma over the mean absolute error.
+    """nft, awm, dpo, sft: weight of a level's squared error: 1, or what their authors run. adaptive (nft): sigma over the mean absolute error.
     ghuber (awm): sigma, on the error's fourth root, so that large errors count less."""
     beta: Positive = 1.0
     """nft: how far the positive and negative velocities lie from the old one. The loss holds the policy by beta times the squared way. dpo: how
@@ -72,41 +68,31 @@ class ObjectiveSpec:
             raise ValueError(
                 f"objective.options is for objectives of your own; {self.kind} has fields of its own: leave it out."
             )
-        self._check_gradient()
-        if self.kind in ("awm", "dpo", "sft") and self.weight == "adaptive":
-            further = ", sigma or ghuber" if self.kind == "awm" else " or sigma"
-            raise ValueError(
-                f"objective.weight adaptive is part of nft: use uniform{further} with objective.kind {self.kind}."
-            )
-        if self.kind != "awm" and self.weight == "ghuber":
-            raise ValueError(
-                f"objective.weight ghuber is part of awm: use uniform, sigma or adaptive with objective.kind {self.kind}."
-            )
-        if self.old_ramp and not self.old_decay:
-            raise ValueError(f"objective.old_ramp ({self.old_ramp}) needs objective.old_decay, which is 0.")
-        if not self.old_samples and not self.old_decay:
-            raise ValueError(
-                "objective.old_samples false needs objective.old_decay, which is 0: there is no old policy."
-            )
-
-    def _check_gradient(self) -> None:
-        ours = self.kind == "gradient"
-        matching = self.kind in ("nft", "awm", "dpo", "sft")
+        ours, matching = self.kind == "gradient", self.kind in ("nft", "awm", "dpo", "sft")
         reasons = {
             "objective.draw last is part of objective.kind gradient": matching and self.draw == "last",
             f"objective.draw {self.draw} is a level that no step of a rollout has: use last or schedule with objective.kind gradient": ours
-            and self.draw not in ("last", "schedule"),
+            and self.draw == "strata",
             "objective.credit exact is part of objective.kind gradient": matching and self.credit == "exact",
             "objective.credit exact needs objective.draw last: a gradient cannot pass a step that is not trained": ours
             and self.credit == "exact"
             and self.draw != "last",
             "objective.predict is part of objective.kind gradient": matching and self.predict is not None,
-            f"objective.frames {self.frames} is part of objective.kind gradient": not ours and self.frames is not None,
             f"objective.weight {self.weight} weighs errors at noise levels, which objective.kind gradient has none of": ours
             and self.weight != "uniform",
+            f"objective.weight adaptive is part of nft: use uniform with objective.kind {self.kind}": self.weight
+            == "adaptive"
+            and self.kind not in ("surrogate", "nft"),
+            f"objective.weight ghuber is part of awm: use uniform with objective.kind {self.kind}": self.weight
+            == "ghuber"
+            and self.kind != "awm",
             f"objective.old_decay is about an old policy, which objective.kind {self.kind} has none of": self.old_decay
             > 0
             and self.kind in ("gradient", "dpo", "sft"),
+            f"objective.old_ramp ({self.old_ramp}) needs objective.old_decay, which is 0": self.old_ramp > 0
+            and not self.old_decay,
+            "objective.old_samples false needs objective.old_decay, which is 0: there is no old policy": not self.old_samples
+            and not self.old_decay,
         }
         for reason, found in reasons.items():
             if found:

@@ -21,7 +21,6 @@ class PolicyGradient(Objective):
 
 
 def surrogate_loss(config: SurrogateConfig, step: ReplayedStep, clip: float) -> LossTerms:
-    """The policy loss that `surrogate` asks for."""
     log_ratio, kl = step.log_prob - step.log_prob_old, step.kl_old
     if config.centred == "scaled" and kl is not None:
         return scaled_surrogate(log_ratio, step.advantage, kl, std=step.std, clip=clip)
@@ -34,8 +33,6 @@ def surrogate_loss(config: SurrogateConfig, step: ReplayedStep, clip: float) -> 
 
 def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, *, clip: float) -> LossTerms:
     """PPO: -min(ratio A, clip(ratio, 1 - clip, 1 + clip) A). (Schulman et al. 2017)"""
-    if clip <= 0:
-        raise ValueError(f"clip must be positive, got {clip}.")
     ratio = torch.exp(log_ratio)
     bounded = ratio.clamp(1.0 - clip, 1.0 + clip)
     loss = -torch.minimum(ratio * advantage, bounded * advantage)
@@ -46,8 +43,7 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, *, clip: float) -> L
 def scaled_surrogate(log_ratio: Tensor, advantage: Tensor, kl: Tensor, *, std: Tensor, clip: float) -> LossTerms:
     """GRPO-Guard: PPO's clip on exp(std (log r + KL(old, new))), the KL with its gradient. (arXiv 2510.22319, as released)
 
-    The plain ratio is wide at steps with little noise; the scaled one is as wide at every step, so that one clip range serves all.
-    The loss is divided by std again: at ratio 1 its gradient is that of the plain ratio, and step weights stay independent of it.
+    The scaled ratio is as wide at every step. The loss is divided by std again: at ratio 1 its gradient is that of the plain ratio.
     """
     # Ranges of 1e-6 are a few units of float32's last place at 1.
     scaled = std.double() * (log_ratio + kl).double()
@@ -57,8 +53,6 @@ def scaled_surrogate(log_ratio: Tensor, advantage: Tensor, kl: Tensor, *, std: T
 
 def kl_masked_surrogate(log_ratio: Tensor, advantage: Tensor, kl: Tensor, *, tau: float) -> LossTerms:
     """Flow-DPPO: -ratio A, dropped where KL(old, new) >= tau AND the move is aggressive. (arXiv 2606.11025)"""
-    if tau <= 0:
-        raise ValueError(f"tau must be positive, got {tau}.")
     ratio = torch.exp(log_ratio)
     aggressive = ((ratio > 1.0) & (advantage > 0)) | ((ratio < 1.0) & (advantage < 0))
     inactive = (kl.detach() >= tau) & aggressive
@@ -67,30 +61,12 @@ def kl_masked_surrogate(log_ratio: Tensor, advantage: Tensor, kl: Tensor, *, tau
 
 
 def centred_log_ratio(log_ratio: Tensor, kl: Tensor) -> Tensor:
-    """log r + KL(old, new): under the old policy E[log r] = -KL, so the plain ratio is biased below 1.
-
-    The KL is a constant here: it removes the bias of the ratio and must not add a gradient of its own.
-    """
+    """log r + KL(old, new), the KL as a constant: under the old policy E[log r] = -KL, so the plain ratio is biased below 1."""
     return log_ratio + kl.detach()
 
 
 def equalizing_weights(sensitivity: Tensor, *, cap: float | None = None) -> Tensor:
-    """S_t = median over trained steps(sensitivity) / sensitivity_t. (paper Eq. 9, with |b| / std for N_t)
-
-    `sensitivity` holds the trained steps only. The weights multiply the surrogate, not the log-ratio and not the KL.
-    """
-    if sensitivity.ndim != 1 or len(sensitivity) == 0:
-        raise ValueError(
-            f"sensitivity must be one non-empty row of trained steps, got shape {tuple(sensitivity.shape)}."
-        )
-    if not bool((torch.isfinite(sensitivity) & (sensitivity > 0)).all()):
-        raise ValueError(
-            "sensitivity must be finite and positive: a step with std = 0 is deterministic and must not be trained."
-        )
-    if cap is not None and cap <= 0:
-        raise ValueError(f"cap must be positive, got {cap}.")
-    median = torch.quantile(sensitivity.to(torch.float64), 0.5)
-    weights = median / sensitivity.to(torch.float64)
-    if cap is not None:
-        weights = weights.clamp(max=cap)
-    return weights.to(torch.float32)
+    """S_t = median over trained steps(sensitivity) / sensitivity_t, for the surrogate only. (paper Eq. 9, with |b| / std for N_t)"""
+    exact = sensitivity.to(torch.float64)
+    weights = torch.quantile(exact, 0.5) / exact
+    return (weights if cap is None else weights.clamp(max=cap)).to(torch.float32)

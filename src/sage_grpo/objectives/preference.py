@@ -27,7 +27,7 @@ class Preference(NoisedClips):
     def loss(self, step: ReplayedStep) -> LossTerms:
         assert step.velocity_reference is not None
         assert step.pair is not None
-        excess = self.partner_excess(step.velocity, step.velocity_reference, step.x_next, step.sigma)
+        excess = self.partner_excess(step.velocity, step.velocity_reference, step.x_next)
         lead = dpo_lead(excess, step.pair.partner_excess.to(excess), step.pair.side.to(excess), beta=self.spec.beta)
         terms = dpo_loss(lead)
         lead = lead.detach()
@@ -35,8 +35,8 @@ class Preference(NoisedClips):
             terms.loss, None, terms.inactive, {"preference/lead": lead, "preference/accuracy": (lead > 0).to(lead)}
         )
 
-    def partner_excess(self, velocity: Tensor, reference: Tensor, target: Tensor, sigma: float) -> Tensor:
-        return self.weight(sigma) * excess_error(velocity, reference, target)
+    def partner_excess(self, velocity: Tensor, reference: Tensor, target: Tensor) -> Tensor:
+        return excess_error(velocity, reference, target)
 
     def choose(self, advantages: Sequence[float], valid: Sequence[bool], batch: BatchOptions) -> list[tuple[int, ...]]:
         return [*best_against_worst(advantages, valid, batch.pairs)]
@@ -61,18 +61,12 @@ def excess_error(v: Tensor, v_ref: Tensor, target: Tensor) -> Tensor:
 
 
 def dpo_lead(excess: Tensor, partner: Tensor, side: Tensor, *, beta: float) -> Tensor:
-    """The policy's preference for the better clip of each pair, in log-odds: beta / 2 (excess of the worse - excess of the better).
-
-    `side` is 1 for a clip that is the better of its pair and -1 for the worse; `partner` is the other clip's excess error.
-    """
+    """The policy's preference for the better clip of each pair, in log-odds: beta / 2 (excess of the worse - excess of the better)."""
     return 0.5 * beta * side * (partner - excess)
 
 
 def dpo_loss(lead: Tensor) -> LossTerms:
-    """-log sigmoid(lead) per clip, where the partner's half of the lead is a constant.
-
-    Both clips of a pair carry its loss, each with the gradient at its own velocity. Because the mean is taken over clips, each counts twice
-    in the gradient and once in the value.
-    """
+    """-log sigmoid(lead) per clip, where the partner's half of the lead is a constant: both clips of a pair carry its loss, so that each counts
+    twice in the gradient and once in the value of a mean over clips."""
     pair = F.softplus(-lead)
     return without_ratio(2.0 * pair - pair.detach())

@@ -15,13 +15,13 @@ from sage_grpo.objectives.noise_levels import NoisedClips
 
 @dataclass(frozen=True)
 class Supervised(NoisedClips):
-    """weight |v - u|^2 of the chosen clips; u = eps - x0 is the target."""
+    """|v - u|^2 of the chosen clips; u = eps - x0 is the target."""
 
     chooses: ClassVar[bool] = True
     given_clips: ClassVar[int] = 1
 
     def loss(self, step: ReplayedStep) -> LossTerms:
-        return matching_loss(step.velocity, step.x_next, weight=self.weight(step.sigma))
+        return matching_loss(step.velocity, step.x_next)
 
     def choose(self, advantages: Sequence[float], valid: Sequence[bool], batch: BatchOptions) -> list[tuple[int, ...]]:
         return [(place,) for place in best(advantages, valid, batch.best)]
@@ -37,6 +37,6 @@ class Supervised(NoisedClips):
         }
 
 
-def matching_loss(v: Tensor, target: Tensor, *, weight: float = 1.0) -> LossTerms:
-    """weight |v - u|^2 per sample, a mean over dimensions: flow matching."""
-    return without_ratio(weight * (v - target).square().flatten(1).mean(1))
+def matching_loss(v: Tensor, target: Tensor) -> LossTerms:
+    """|v - u|^2 per sample, a mean over dimensions: flow matching."""
+    return without_ratio((v - target).square().flatten(1).mean(1))

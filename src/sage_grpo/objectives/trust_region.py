@@ -15,10 +15,8 @@ Mode = Literal["none", "fixed", "stepwise", "moving", "dual", "fixed_dual"]
 
 
 def closed_form_kl(v: Tensor, v_ref: Tensor, sensitivity: Tensor) -> Tensor:
-    """KL per dimension = 1/2 sensitivity^2 mean((v - v_ref)^2), one value per sample (and step, where `sensitivity` has both).
-
-    Two affine Gaussians with the same a, b and std differ only by b (v - v_ref): the reference pass needs velocities only.
-    """
+    """KL per dimension = 1/2 sensitivity^2 mean((v - v_ref)^2), one value per sample (and step, where `sensitivity` has both): affine Gaussians
+    with the same a, b and std differ only by b (v - v_ref)."""
     if v.shape != v_ref.shape:
         raise ValueError(
             f"v has shape {tuple(v.shape)} but v_ref has {tuple(v_ref.shape)}: compare them at the same x."
@@ -28,19 +26,12 @@ def closed_form_kl(v: Tensor, v_ref: Tensor, sensitivity: Tensor) -> Tensor:
     return 0.5 * sensitivity.to(v.device, torch.float32).square() * difference.square().mean(-1)
 
 
-def log_ratio_kl(log_prob_old: Tensor, log_prob: Tensor) -> Tensor:
-    """The paper's estimator (Eq. 15): log pi_old - log pi, whose mean over the OLD policy's samples is KL(old || new)."""
-    return log_prob_old - log_prob
-
-
 @dataclass(frozen=True)
 class KlTerms:
     """Penalties per sample; a term that the mode does not use is None."""
 
     position: Tensor | None
-    """KL to the anchor (fixed or moving)."""
     velocity: Tensor | None
-    """KL to the policy that made the rollout."""
     total: Tensor | None
     """The weighted sum, before the coefficient lambda; None for mode 'none'."""
 
@@ -56,22 +47,17 @@ class TrustRegion:
     """Weight of the anchor term."""
     beta_velocity: NotNegative = 0.1
     """Weight of the step-wise term in modes dual and fixed_dual."""
-    estimator: Literal["closed_form", "log_ratio"] = "closed_form"
-    """Estimator of the step-wise term: exact, or the paper's Eq. 15."""
 
     @property
     def uses_anchor(self) -> bool:
-        """True if a reference pass with the anchor's weights is needed."""
         return self.mode in ("fixed", "moving", "dual", "fixed_dual")
 
     @property
     def renews_anchor(self) -> bool:
-        """True if the anchor follows the policy instead of keeping the initial weights."""
         return self.mode in ("moving", "dual")
 
     @property
     def uses_stepwise(self) -> bool:
-        """True if the rollout's policy is a reference."""
         return self.mode in ("stepwise", "dual", "fixed_dual")
 
     def penalty(
@@ -81,26 +67,18 @@ class TrustRegion:
         v_old: Tensor,
         v_reference: Tensor | None,
         sensitivity: Tensor,
-        log_prob: Tensor,
-        log_prob_old: Tensor,
+        clips: int,
     ) -> KlTerms:
-        """The terms at one step, one value per log-probability; of these, equally many consecutive ones may share a velocity. The loss is
-        surrogate PLUS lambda times `total`."""
+        """The terms at one step, one value per clip; equally many consecutive ones may share a velocity. The loss is surrogate PLUS lambda
+        times `total`."""
         position = velocity = None
-
-        def kl_to(other: Tensor) -> Tensor:
-            return expanded(closed_form_kl(v, other, sensitivity), len(log_prob))
-
         if self.uses_anchor:
             if v_reference is None:
                 raise ValueError(f"Trust region {self.mode!r} needs the anchor's velocities.")
-            position = self.beta_position * kl_to(v_reference)
+            position = self.beta_position * expanded(closed_form_kl(v, v_reference, sensitivity), clips)
         if self.uses_stepwise:
             weight = 1.0 if self.mode == "stepwise" else self.beta_velocity
-            if self.estimator == "closed_form":
-                velocity = weight * kl_to(v_old)
-            else:
-                velocity = weight * log_ratio_kl(log_prob_old, log_prob)
+            velocity = weight * expanded(closed_form_kl(v, v_old, sensitivity), clips)
         if position is None or velocity is None:
             return KlTerms(position, velocity, position if velocity is None else velocity)
         return KlTerms(position, velocity, position + velocity)

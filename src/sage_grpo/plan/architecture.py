@@ -65,7 +65,6 @@ class Architecture:
 
     @cached_property
     def network(self) -> NetworkShape:
-        """Parameters of the cost formulas."""
         return _network(self.model, MEASURED.get(self.family))
 
     @classmethod
@@ -75,7 +74,6 @@ class Architecture:
 
     @property
     def estimated(self) -> bool:
-        """True if the family was not measured."""
         return self.family not in MEASURED
 
     @property
@@ -84,7 +82,6 @@ class Architecture:
         return 1.0 if self.model.guidance.embedded else self.model.guidance_scale
 
     def grid(self, steps: int, shift: float | None = None) -> Schedule:
-        """The model's sampling grid."""
         return Schedule(self.model.sigmas(steps, shift))
 
 
@@ -109,7 +106,6 @@ def find_architecture(spec: ModelSpec) -> Architecture:
 
 
 def build_architecture(spec: ModelSpec, configs: Configs, *, source: str) -> Architecture:
-    """The architecture of config files that are not on this machine."""
     with tempfile.TemporaryDirectory() as folder:
         configs.write(Path(folder))
         return Architecture.of(weightless(spec, Path(folder)), source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -12,18 +13,15 @@ from sage_grpo.plan.architecture import find_architecture
 from sage_grpo.plan.costs import Forecast, forecast
 from sage_grpo.plan.formulas import GIB
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.memory import kept
+from sage_grpo.training.offload import kept
 
 Same = Literal["same", "nearly", "more GPUs", "another"]
 """Effect on the run: only memory and time; a gray level in decoded clips; more hardware; or another run. In the order
 of preference."""
 PREFERENCE: tuple[Same, ...] = get_args(Same)
-DECODED = ("model.vae_tiling", "model.vae_dtype")
-"""Fields that move decoded clips by a grey level or two."""
-LEAST = 0.01
-"""A change is listed if it alters peak or time by at least this share."""
-SIZES = (16.0, 24.0, 40.0, 80.0, 140.0)
-"""Budgets in GiB, from a small card to an H200."""
+DECODED = ("model.vae_tiling", "model.vae_dtype")  # fields that move decoded clips by a grey level or two
+LEAST = 0.01  # A change is listed if it alters peak or time by at least this share
+SIZES = (16.0, 24.0, 40.0, 80.0, 140.0)  # budgets in GiB, from a small card to an H200
 
 
 @dataclass(frozen=True)
@@ -85,25 +83,22 @@ def _matters(now: Forecast, after: Forecast) -> bool:
 
 
 def _tried(now: Forecast) -> Iterator[Change]:
+    """Changes, but for those whose layout or window is invalid for this run."""
+    gpus = now.layout.processes
+    tried: list[tuple[str, Same, TrainConfig, int]] = []
     for edit in _edits(now.config, now):
         changed = now.config
         for key, value in edit.items():
             changed = _edited(changed, key, value)
         if changed != now.config:
-            yield from _change(now, " ".join(_typed(*one) for one in edit.items()), _stays(edit), changed, 1)
+            tried.append((" ".join(_typed(*one) for one in edit.items()), _stays(edit), changed, gpus))
     if not now.hardware.is_cpu:
-        yield from _change(now, f"--gpus {2 * now.layout.processes}", "more GPUs", now.config, 2)
-
-
-def _change(now: Forecast, option: str, run: Same, config: TrainConfig, times: int) -> Iterator[Change]:
-    """The change, unless its layout or its window is invalid for this run."""
-    gpus = times * now.layout.processes
-    try:  # a change may affect the clip or the guidance
-        built = now.architecture if config.model == now.config.model else find_architecture(config.model)
-        after = forecast(config, now.hardware, gpus=gpus, architecture=built, held_out=now.held_out)
-    except ValueError:
-        return
-    yield Change(option, run, after)
+        tried.append((f"--gpus {2 * gpus}", "more GPUs", now.config, 2 * gpus))
+    for option, run, config, number in tried:
+        with suppress(ValueError):  # a change may affect the clip or the guidance
+            built = now.architecture if config.model == now.config.model else find_architecture(config.model)
+            after = forecast(config, now.hardware, gpus=number, architecture=built, held_out=now.held_out)
+            yield Change(option, run, after)
 
 
 def _edits(config: TrainConfig, now: Forecast) -> Iterator[dict[str, Any]]:
@@ -132,8 +127,6 @@ def _edits(config: TrainConfig, now: Forecast) -> Iterator[dict[str, Any]]:
         yield {"trust_region.mode": "none"}
     if not config.explores:
         yield {"objective.levels": max(config.update.updates_per_rollout, config.objective.levels // 2)}
-        if any(phase.name == "gradient" for phase in now.phases) and (config.objective.frames or video.frames) > 16:
-            yield {"objective.frames": (config.objective.frames or video.frames) // 4}
     elif config.update.step_fraction > 0.5 and now.plan.labels(0)[1:]:
         yield {"update.step_fraction": config.update.step_fraction / 2}
     if now.job.guidance:
@@ -151,7 +144,6 @@ def _edited(part: Any, key: str, value: Any) -> Any:
 
 
 def _typed(key: str, value: Any) -> str:
-    """A change as typed."""
     if isinstance(value, LoraSpec):
         return f"--{key}.rank {value.rank}"
     word = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else value
@@ -159,7 +151,6 @@ def _typed(key: str, value: Any) -> str:
 
 
 def _stays(edit: Iterable[str]) -> Same:
-    """The effect of changing these fields on the run."""
     if all(affects(TrainConfig, key) in ("speed", "machine") for key in edit):
         return "same"
     return "nearly" if all(key in DECODED for key in edit) else "another"

@@ -21,28 +21,17 @@ from sage_grpo.plan.architecture import Architecture
 from sage_grpo.plan.description import RunDescription, describe
 from sage_grpo.plan.formulas import COMPUTE, GIB, MASTER, Memory, NetworkShape, RunShape
 from sage_grpo.plan.hardware import Hardware, here
-from sage_grpo.plan.passes import (
-    Counts,
-    Guiding,
-    PassCount,
-    PassKind,
-    count,
-    evaluation,
-    kinds,
-    references,
-)
+from sage_grpo.plan.passes import Counts, Guiding, PassCount, PassKind, count, evaluation, kinds, references
 from sage_grpo.rewards.spec import RewardSpec, facts_of
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.decoding import CONTEXT
 from sage_grpo.training.inputs import compiles
 from sage_grpo.training.loss import needs_velocity_old
-from sage_grpo.training.memory import configured
 from sage_grpo.training.offload import SHARE as STAYS
+from sage_grpo.training.offload import configured
 from sage_grpo.training.plan import Plan
 from sage_grpo.types import Keep
 
-REWARD_TOKENS = 3000
-"""Tokens of a clip that a built-in reward with networks reads; it computes in bfloat16."""
+REWARD_TOKENS = 3000  # tokens of a clip that a built-in reward with networks reads; it computes in bfloat16
 SPARE = 0.93
 """Share of a GPU's memory that a run may fill by the formula: the rest is for the CUDA context and the allocator's
 fragmentation."""
@@ -66,7 +55,6 @@ class Forecast(RunDescription):
 
     @property
     def passes(self) -> list[dict[str, PassCount]]:
-        """Passes of the first iteration, by rank and phase."""
         return self.counts[0].phases
 
     @cached_property
@@ -89,7 +77,6 @@ class Forecast(RunDescription):
 
     @cached_property
     def evaluation(self) -> list[PassCount]:
-        """Passes of one evaluation, by rank."""
         grid = self.architecture.grid(self.config.evaluate.steps_for(self.config.model))
         sigmas = grid.sigmas[:-1].tolist()
         return evaluation(self.config, self.held_out, self.layout.data, sigmas, self._guiding(None))
@@ -137,7 +124,6 @@ class Forecast(RunDescription):
 
     @cached_property
     def activations(self) -> list[Keep]:
-        """Activations that every block keeps for its backward pass."""
         asked, cuda = self.config.update.gradient_checkpointing, not self.hardware.is_cpu
         if asked != "auto" or not cuda:
             return configured(asked, self.network.blocks, cuda=cuda)
@@ -145,7 +131,6 @@ class Forecast(RunDescription):
         return [level for level, count in fitting.items() for _ in range(count)]
 
     def _clips(self, rank: int, step: int = 1) -> int:
-        """Clips in every step-th micro-batch of a rank."""
         return sum(len(batch.members) for batch in self.plan.batches(rank)[::step])
 
     def _kept(self, rank: int) -> float:
@@ -178,7 +163,6 @@ class Forecast(RunDescription):
 
     @cached_property
     def phases(self) -> list[Phase]:
-        """Phases of a mean iteration on the busiest rank."""
         network, job = self.network, self.job
         seconds = [self._seconds(counts.phases) for counts in self.counts]
         sampling, update = formulas.sampling_memory(network, job), formulas.memory(network, job)
@@ -200,15 +184,12 @@ class Forecast(RunDescription):
 
     @property
     def _gradient(self) -> list[Phase]:
-        """The phase of a differentiated reward: decoding every clip, or an excerpt, with a graph, and the backward pass
-        to its latents."""
-        spec, network, job = self.config.objective, self.network, self.job
+        """The phase of a differentiated reward: decoding every clip with a graph, and the backward pass to its latents."""
+        network, job = self.network, self.job
         if not self.config.build_objective().differentiates or all(
             one.reads_latents for one in self.config.rewards if one.counts
         ):
             return []
-        before = CONTEXT * network.vae.frames
-        job = job if spec.frames is None else replace(job, frames=min(job.frames, spec.frames + before))
         clips = max(self._clips(rank) for rank in range(self.layout.data))
         decode = formulas.DIFFERENTIATED * formulas.decode_seconds(network, job, self.hardware.rates)
         # The reward runs forward twice, because its blocks run again, and backward once, to the pixels only.
@@ -217,7 +198,6 @@ class Forecast(RunDescription):
         return [Phase("gradient", seconds, replace(held, visitor=held.visitor + self._reward_bytes))]
 
     def _seconds(self, counts: list[dict[str, PassCount]]) -> dict[str, float]:
-        """Seconds of an iteration's sampling and updates, each on the rank with most."""
         forward = [self._pass(row["shared"] + row["sampling"] + row["idle"]) for row in counts]
         # The mean of the run's reference passes: in the first iteration the policy equals the reference.
         updates, iterations = self.plan.updates, range(self.config.iterations)
@@ -253,7 +233,6 @@ class Forecast(RunDescription):
         return max(passes.clips * seconds, gather) + exchange
 
     def _decoded(self) -> int:
-        """Clips that the busiest process decodes and scores; ranks that share clips divide this work."""
         if self.plan.examples or all(spec.reads_latents for spec in self.config.rewards):
             return 0
         return max(self._clips(rank, self.layout.sequence) for rank in range(self.layout.data))
@@ -283,20 +262,16 @@ class Forecast(RunDescription):
 
     @property
     def gpu_hours(self) -> float:
-        seconds = (
-            self.config.iterations * self.iteration_seconds
-            + len(self.config.evaluate.points(self.config.iterations)) * self.evaluation_seconds
-        )
+        evaluations = len(self.config.evaluate.points(self.config.iterations))
+        seconds = self.config.iterations * self.iteration_seconds + evaluations * self.evaluation_seconds
         return seconds * self.layout.processes / 3600
 
     @property
     def peak(self) -> float:
-        """Bytes of the largest phase."""
         return max(phase.memory.total for phase in self.phases)
 
     @property
     def room(self) -> float:
-        """Bytes that a run may use."""
         return SPARE * self.gib * GIB
 
     @property
@@ -329,7 +304,6 @@ def _bytes(dtype: str) -> int:
 
 
 def _parameters(rewards: Iterable[RewardSpec]) -> float:
-    """Parameters of the networks of built-in rewards."""
     return sum(facts.parameters for one in rewards if (facts := facts_of(one.name)) is not None)
 
 
@@ -352,7 +326,7 @@ def worker_costs(trainer: Forecast, worker: Forecast) -> dict[str, Any] | None:
         return None
     own, workers, ranks = len(plan.tasks()), config.rollout.ray.workers, range(len(plan.shares))
     rounds = math.ceil(own / max(1, workers // len(ranks)))  # every training process has its own workers
-    theirs = ("rollout", "decode", "reward") if config.rollout.ray.scores == "workers" else ("rollout",)
+    theirs = ("rollout", "decode", "reward")
     phases = [phase for phase in worker.phases if phase.name in theirs]
     sampling = sum(phase.seconds for phase in phases) * rounds / own
     updating = sum(phase.seconds for phase in trainer.phases if phase.name not in theirs)

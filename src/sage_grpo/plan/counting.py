@@ -6,9 +6,11 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -24,10 +26,8 @@ from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.gradients import empty
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention
-SPACED = 32
-"""Z-Image pads a text to a multiple of this many tokens."""
-FRAMES = 33
-"""Frames of a clip whose decoding is counted: more than the chunks of any VAE."""
+SPACED = 32  # Z-Image pads a text to a multiple of this many tokens
+FRAMES = 33  # frames of a clip whose decoding is counted: more than the chunks of any VAE
 
 
 class Blocks(NamedTuple):
@@ -74,8 +74,7 @@ class OperationCounter(TorchDispatchMode):
 
 
 class FlashAttention(TorchFunctionMode):
-    """Runs attention as a GPU does, without a matrix of all pairs. A mask is dropped: it changes neither operations nor
-    kept bytes."""
+    """Runs attention as a GPU does, without a matrix of all pairs or a mask, which changes neither operations nor kept bytes."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -84,41 +83,33 @@ class FlashAttention(TorchFunctionMode):
         return FLASH(*args, *(kwargs[name] for name in ("query", "key", "value")[len(args) :]))[0]
 
 
-class _Pass:
-    """Operations and kept bytes of the blocks in one pass."""
+@contextmanager
+def _counted(times: Mapping[nn.Module, int]) -> Iterator[SimpleNamespace]:
+    """Operations and bytes kept for a backward pass of the blocks that run inside, each counted so many times."""
+    total = SimpleNamespace(attention=0.0, products=0.0, saved=0.0)
 
-    def __init__(self, times: Mapping[nn.Module, int]) -> None:
-        self.attention = self.products = self.saved = 0.0
-        self._times = times
-        self._open = ExitStack()
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for block in self._times:
-                stack.callback(block.register_forward_pre_hook(self._begin).remove)
-                stack.callback(block.register_forward_hook(self._end).remove)
-            yield
-
-    def _begin(self, block: nn.Module, *_: object) -> None:
+    def run(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         own = {id(parameter.untyped_storage()) for parameter in block.parameters()}
-        self._kept: dict[int, Any] = {}
+        kept: dict[int, Any] = {}
 
         def keep(x: Tensor) -> Tensor:
             storage = x.untyped_storage()
             if id(storage) not in own:
-                self._kept[id(storage)] = storage
+                kept[id(storage)] = storage
             return x
 
-        self._open.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x))
-        self._counter = self._open.enter_context(OperationCounter())
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x), OperationCounter() as counter:
+            out = forward(*args, **kwargs)
+        total.attention += times[block] * counter.attention
+        total.products += times[block] * counter.products
+        total.saved += times[block] * sum(one.nbytes() for one in kept.values())
+        return out
 
-    def _end(self, block: nn.Module, *_: object) -> None:
-        self._open.close()
-        times = self._times[block]
-        self.attention += times * self._counter.attention
-        self.products += times * self._counter.products
-        self.saved += times * sum(one.nbytes() for one in self._kept.values())
+    with ExitStack() as stack:
+        for block in times:
+            block.forward = partial(run, block, block.forward)
+            stack.callback(delattr, block, "forward")
+        yield total
 
 
 _known: dict[Hashable, Any] = {}
@@ -137,8 +128,7 @@ def count_blocks(model: FamilyModel) -> Blocks:
     passes = []
     for words in (unit, 2 * unit, 3 * unit):
         inputs = {name: one[None] for name, one in trial._trial_inputs(words).items()}
-        one = _Pass(times)
-        with one(), torch.enable_grad(), FlashAttention():
+        with _counted(times) as one, torch.enable_grad(), FlashAttention():
             trial._forward(empty(1, *trial.latent_shape(), dtype=torch.bfloat16), torch.tensor(1.0), empty(1), inputs)
         passes.append(one)
     first, second, third = (one.attention / (4 * width * blocks) for one in passes)
@@ -171,7 +161,6 @@ def _shortened(model: FamilyModel) -> tuple[FamilyModel, dict[nn.Module, int]]:
 
 
 def _kind(block: nn.Module) -> Hashable:
-    """Key that is equal for blocks with the same work."""
     return type(block), tuple((name, parameter.shape) for name, parameter in block.named_parameters())
 
 

@@ -9,7 +9,6 @@ from functools import cache
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.spec import Layout, lay_out
 from sage_grpo.models.base import abilities, network_of
-from sage_grpo.models.cheap import check_negative
 from sage_grpo.models.distilled import Distilled, find_distilled
 from sage_grpo.plan.architecture import Architecture, find_architecture
 from sage_grpo.training.config import TrainConfig
@@ -34,7 +33,6 @@ class RunDescription:
 
     @property
     def plan(self) -> Plan:
-        """Plan of the first iteration."""
         return self.plans[0]
 
     def unexplored(self) -> str | None:
@@ -65,7 +63,6 @@ def describe(config: TrainConfig, processes: int = 1, architecture: Architecture
             raise ValueError(
                 f"parallel.sp is {layout.sequence}, but the network has {model.heads[0]} attention heads: use a divisor of that."
             )
-    check_negative(config.rollout.cheap, lambda sigma: model.branches(sigma, config.model.training_guidance))
     grid = known.grid(config.rollout.steps, config.rollout.shift)
     network = cache(network_of(model))
     planner = Planner(config, grid, config.kernel.build(grid), trains=model.trains, ranks=layout.data, network=network)
@@ -80,6 +77,6 @@ def _plans(config: TrainConfig, planner: Planner) -> list[Plan]:
     moves = window.kind in ("random", "sliding")
     if window.kind == "drawn":
         moves = len(planner.candidates()) > 1
-        most = max(1, min(LOOKED_AT, DRAWS // (config.batch.prompts * window.branches)))
+        most = max(1, min(LOOKED_AT, DRAWS // config.batch.prompts))
     looked = range(0, config.iterations, max(1, config.iterations // most)) if moves else [0]
     return [foresee(config, planner.plan(iteration, prompts)) for iteration in looked]

@@ -15,10 +15,8 @@ from sage_grpo.distributed.spec import Layout
 from sage_grpo.types import Keep
 
 GIB = 2**30
-COMPUTE, MASTER = 2, 4
-"""Bytes of a number in bfloat16 and in float32."""
-ATTENTION_BACKWARD = 2.5
-"""Ratio of backward to forward operations of attention: five products instead of two."""
+COMPUTE, MASTER = 2, 4  # bytes of a number in bfloat16 and in float32
+ATTENTION_BACKWARD = 2.5  # ratio of backward to forward operations of attention: five products instead of two
 MOVED_BACKWARD, MOVED_BACKWARD_COMPILED = 1.7, 2.1
 """Ratio of backward to forward bytes that the small operations move (fitted)."""
 IN_ORDER, IN_ORDER_BACKWARD = 1.77, 3.21
@@ -27,8 +25,7 @@ cuDNN's (docs/speed.md)."""
 DIFFERENTIATED = 5.0
 """Ratio of the gradient of a clip to its decoding: three decodings, because chunks run again twice, and the backward
 pass."""
-LAUNCHES_BACKWARD = 1.6
-"""Least duration of a backward pass, in forward passes."""
+LAUNCHES_BACKWARD = 1.6  # least duration of a backward pass, in forward passes
 WITHOUT_LORA = 0.5
 """Ratio of kernels of a block without a LoRA to those with one: 85 operations of HunyuanVideo-1.5's, counted."""
 
@@ -163,7 +160,6 @@ class RunShape:
         return 2 if self.guidance and self.negative_gradient else 1
 
     def activations(self, network: NetworkShape) -> dict[Keep, int]:
-        """Number of blocks by kept activations."""
         if not self.checkpointing:
             return {"all": network.blocks}
         more = dict(self.keep)
@@ -237,7 +233,6 @@ def activations_within(network: NetworkShape, job: RunShape, room: float) -> dic
 
 
 def sampling_memory(network: NetworkShape, job: RunShape) -> Memory:
-    """While a rollout or a reference pass runs: no gradients, and the working set of one block."""
     # A compiled block runs as in a pass with gradients, for equal bits; its graph is then detached.
     working = max(network.forward, saved(network, job)) if job.compiled else network.forward
     passing = working * job.compute / COMPUTE * _numbers(network, job)
@@ -245,7 +240,6 @@ def sampling_memory(network: NetworkShape, job: RunShape) -> Memory:
 
 
 def decoding_memory(network: NetworkShape, job: RunShape) -> Memory:
-    """While a clip is decoded."""
     idle = dataclasses.replace(memory(network, job), gradients=0.0, activations=0.0, gathered=0.0)
     vae, area = network.vae, job.height * job.width
     if job.vae_tiling:  # all frames of a tile, and the clip that is assembled from tiles
@@ -357,7 +351,6 @@ def operations(network: NetworkShape, job: RunShape) -> Operations:
 
 
 def forward_seconds(network: NetworkShape, job: RunShape, rates: Rates) -> float:
-    """Seconds of the forward pass of one clip and one branch."""
     return network.blocks * _forward(operations(network, job), job, rates)
 
 
@@ -376,7 +369,6 @@ def backward_seconds(network: NetworkShape, job: RunShape, rates: Rates) -> floa
 
 
 def decode_seconds(network: NetworkShape, job: RunShape, rates: Rates) -> float:
-    """Seconds of decoding one clip."""
     vae = network.vae
     efficiency = vae.efficiency if job.vae_bytes == COMPUTE else vae.efficiency_float32
     overlap = 1.45 if job.vae_tiling else 1.0  # neighboring tiles share a quarter of their sides
@@ -390,7 +382,6 @@ def _forward(one: Operations, job: RunShape, rates: Rates) -> float:
 
 
 def _least(job: RunShape, rates: Rates) -> float:
-    """Seconds of launching a block's kernels."""
     eager = 0.0 if job.compiled else rates.eager * (1.0 if job.lora_rank is not None else WITHOUT_LORA)
     return max(rates.launch, eager)
 

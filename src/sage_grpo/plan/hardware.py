@@ -27,7 +27,6 @@ class Hardware:
 
     @property
     def is_cpu(self) -> bool:
-        """True if there is no accelerator."""
         return self.title.startswith("CPU")
 
 
@@ -37,7 +36,6 @@ def _table() -> dict[str, Any]:
 
 
 def find(name: str, gpus: int = 1) -> Hardware:
-    """A device by its short name; `gpus` of them, possibly on several nodes."""
     rows, name = _table()["gpus"], name.lower()
     if name == "cpu":
         return cpu()

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sage_grpo.data.groups import Member, MicroBatch, share_out
-from sage_grpo.models.cheap import Guide
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.evaluate import members_of
 from sage_grpo.training.lockstep import Lockstep
@@ -49,9 +48,8 @@ class Guiding:
     branches: Callable[[float], int]  # by sigma: 2 if guidance runs the negative prompt too, else 1
     together: int = 0  # up to this many clips, both branches are one batch
 
-    def one(self, rows: int, sigma: float, guide: Guide = "exact") -> PassCount:
-        """One velocity of `rows` clips; a cheap step may skip the negative prompt."""
-        branches = self.branches(sigma) if guide in ("exact", "whole") else 1
+    def one(self, rows: int, sigma: float) -> PassCount:
+        branches = self.branches(sigma)
         return PassCount(1, 1 if rows <= self.together else branches, rows * branches)
 
 
@@ -126,7 +124,7 @@ def count(plan: Plan, kinds: Sequence[Sequence[PassKind]], guiding: Guiding, *, 
 def count_own(plan: Plan, guiding: Guiding, rank: int = 0) -> Work:
     work: defaultdict[Hashable, PassCount] = defaultdict(PassCount)
     for one in plan.sampled(rank):
-        passes = guiding.one(one.rows, one.sigma, one.guide)
+        passes = guiding.one(one.rows, one.sigma)
         work["shared" if one.shared else "sampling"] += passes
         work["rollout", plan.network(one.sigma)] += passes
     for replay in plan.kl_replays(rank):
@@ -144,7 +142,6 @@ def _sigma(plan: Plan, replay: Replay) -> float:
 
 
 def _padding(plan: Plan, rank: int, network: int, updates: Sequence[int], guiding: Guiding) -> PassCount:
-    """A padding pass of a rank with fewer replays of a network than another."""
     turn = Lockstep(plan).padding(rank, network, updates)
     return guiding.one(turn.states.rows, _sigma(plan, turn.replay))
 
@@ -165,7 +162,6 @@ def references(config: TrainConfig, iteration: int, updates: int) -> list[int]:
 def evaluation(
     config: TrainConfig, prompts: int, ranks: int, sigmas: Sequence[float], guiding: Guiding
 ) -> list[PassCount]:
-    """Passes of one evaluation on every rank, at the sigmas where a solver starts its steps."""
     spec = config.evaluate
     members = members_of(min(prompts, spec.prompts), spec.per_prompt)
     shares = share_out(members, config.batch.micro_batch, world_size=ranks)
@@ -203,16 +199,13 @@ def kinds(plan: Plan, alike: Callable[[float], int]) -> list[list[PassKind]]:
 
 
 def _parts(plan: Plan, rank: int) -> Iterator[tuple[list[Group], list[MicroBatch]]]:
-    """Groups and micro-batches with independent passes: a micro-batch, or groups that are batched or branch from one prefix."""
+    """Groups and micro-batches with independent passes: a micro-batch, or groups with a shared prefix that are batched."""
     own = plan.batches(rank)
     if not plan.groups[0].shared:
         for batch in own:
             yield [plan.groups[index] for index in dict.fromkeys(member.group for member in batch.members)], [batch]
         return
-    if plan.prefix_batch > 1:
-        part = {group.index: number for number, groups in enumerate(plan.prefixes(rank)) for group in groups}
-    else:
-        part = {index: plan.groups[index].number for index in plan.members(rank)}
+    part = {group.index: number for number, groups in enumerate(plan.prefixes(rank)) for group in groups}
     groups, batches = defaultdict[int, list[Group]](list), defaultdict[int, list[MicroBatch]](list)
     for index, number in part.items():
         groups[number].append(plan.groups[index])

@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.plan.changes import Change, outcome, over_memory, way_to_fit
 from sage_grpo.plan.costs import Forecast, worker_costs
 from sage_grpo.plan.costs import forecast as make_forecast
@@ -17,7 +16,7 @@ from sage_grpo.plan.formulas import GIB, tokens, trainable
 from sage_grpo.plan.hardware import here
 from sage_grpo.plan.passes import PHASES, PassCount
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.memory import kept
+from sage_grpo.training.offload import kept
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import described
 from sage_grpo.utils.text import narrow_table
@@ -26,10 +25,8 @@ ESTIMATED = "seconds and memory are estimates: operations and bytes are counted 
 
 
 def arithmetic(forecast: Forecast) -> dict[str, str]:
-    """Text on the division of prompts, groups, ranks, micro-batches and updates, and on remainders."""
     config, plan, layout = forecast.config, forecast.plan, forecast.layout
-    batch, window, schedule = config.batch, config.rollout.window, plan.groups[0].schedule
-    branches = f" x {window.branches} branches" if window.branches > 1 else ""
+    batch, schedule = config.batch, plan.groups[0].schedule
     chosen, clips = described(config), len(plan.groups) * plan.group_size
     own = [sum(len(one.members) for one in plan.batches(rank)) for rank in range(layout.data)]
     spread = f"{own[0]} each" if len(set(own)) == 1 else f"{min(own)} to {max(own)} each"
@@ -42,26 +39,15 @@ def arithmetic(forecast: Forecast) -> dict[str, str]:
         else "no evaluation"
     )
     rows = {
-        "clips": f"{batch.prompts} prompts{branches} x {batch.group_size} = {clips} per iteration{chosen and f'; {chosen}'}",
+        "clips": f"{batch.prompts} prompts x {batch.group_size} = {clips} per iteration{chosen and f'; {chosen}'}",
         "ranks": f"{layout.processes} = {grid}; {layout.data} share the clips: {spread}",
         "micro-batches": _micro_batches(plan, batch.micro_batch),
         "steps": f"{schedule.num_steps}, of which {sum(schedule.stochastic)} explore; {trained} trained in {plan.updates} update(s)",
-        "given steps": _given(config.rollout.cheap),
         "held noise": forecast.unexplored(),
         "run": f"{config.iterations} iterations = {config.iterations * plan.updates} updates, {judged}",
         "idle": _idle(forecast),
     }
     return {name: text for name, text in rows.items() if text}
-
-
-def _given(spec: CheapSpec) -> str:
-    """Text on the approximations of steps that do not explore."""
-    words = []
-    if spec.guidance is not None:
-        words.append(f"guided at noise levels {spec.guidance[0]:g} to {spec.guidance[1]:g}")
-    if spec.negative_every > 1:
-        words.append(f"the negative branch at every {spec.negative_every} of them")
-    return "; ".join(words)
 
 
 def _micro_batches(plan: Plan, size: int) -> str:
@@ -79,16 +65,14 @@ def _idle(forecast: Forecast) -> str:
     wasted = sum(row["idle"].clips for row in forecast.passes) + forecast.counts[0].padding
     if not wasted:
         return ""
-    size = plan.group_size * forecast.config.rollout.window.branches
-    clips = len(plan.groups) * plan.group_size
-    first = clips // size
+    size, first = plan.group_size, len(plan.groups)
+    clips = first * size
     prompts = next(n for n in range(first, first + ranks) if n * size % ranks == 0)
     advice = f"; batch.prompts {prompts} divides evenly" if prompts != first else ""
     return f"{clips} clips over {ranks} ranks take {wasted} padding passes{advice}"
 
 
 def passes_table(forecast: Forecast) -> Table:
-    """Passes of the first iteration by phase: on the busiest rank, and on all."""
     heads = ("phase", "velocities", "network", "clips", "all ranks", "")
     table = narrow_table("passes of the first iteration", *heads, left=("phase", ""))
     for phase, meaning in PHASES.items():
@@ -106,7 +90,6 @@ def _most(rows: Sequence[PassCount]) -> list[str]:
 
 
 def phases_table(forecast: Forecast) -> Table:
-    """Seconds and memory of a mean iteration."""
     kind = "" if forecast.hardware.is_cpu else "one GPU of " if forecast.config.model.memory is None else "a budget of "
     heads = ("phase", "seconds", "GiB", "weights", "optimizer", "activations", "states", "VAE, reward")
     title = f"{kind}{forecast.gib:.0f} GiB ({forecast.hardware.title})"
@@ -122,7 +105,6 @@ def phases_table(forecast: Forecast) -> Table:
 
 
 def memory_table(rows: Sequence[Forecast]) -> Table:
-    """Seconds over memory: kept activations, peak and iteration time in each budget."""
     table = narrow_table(
         "seconds over memory (model.memory)", "GiB", "peak", "s / it.", "blocks keep", left=("blocks keep",)
     )
@@ -133,7 +115,6 @@ def memory_table(rows: Sequence[Forecast]) -> Table:
 
 
 def changes_table(now: Forecast, found: Sequence[Change], most: int = 10) -> Table:
-    """Effect of every change."""
     title = "what would make it faster" if now.fits else "what to change, best first"
     heads = ("change", "GiB", "fits", "s / it.", f"{_kind(now)}-h", "run")
     table = narrow_table(title, *heads, left=("change",))
@@ -147,7 +128,6 @@ def changes_table(now: Forecast, found: Sequence[Change], most: int = 10) -> Tab
 def show(
     forecast: Forecast, found: Sequence[Change], way: Sequence[Change], console: Console, workers: Forecast
 ) -> None:
-    """Print everything on a terminal; `workers` is the forecast on the workers' GPU."""
     head = Table(show_header=False, box=None, padding=(0, 2))
     for row in (model_rows(forecast) | arithmetic(forecast)).items():
         head.add_row(*row)
@@ -171,7 +151,6 @@ def show(
 
 
 def model_rows(forecast: Forecast) -> dict[str, str]:
-    """Rows on the model, its trained parameters and its tokens."""
     network, job, video = forecast.network, forecast.job, forecast.architecture.model.video
     advice = forecast.advice()
     kind = "all weights" if job.lora_rank is None else f"a LoRA of rank {job.lora_rank}"
@@ -191,7 +170,6 @@ def _kind(forecast: Forecast) -> str:
 
 
 def verdict(forecast: Forecast, way: Sequence[Change] = ()) -> Iterator[str]:
-    """Lines on time, GPU-hours, and memory."""
     seconds, gpus = forecast.iteration_seconds, forecast.layout.processes
     hours = forecast.gpu_hours / gpus
     kind = _kind(forecast)
@@ -213,7 +191,6 @@ def verdict(forecast: Forecast, way: Sequence[Change] = ()) -> Iterator[str]:
 
 
 def short(forecast: Forecast, way: Sequence[Change] = ()) -> list[str]:
-    """A few lines for the start of a run."""
     lines = [text for text in (forecast.advice(), forecast.unexplored()) if text]
     if not forecast.hardware.is_cpu:
         parts = ", ".join(f"{phase.name} {_time(phase.seconds)}" for phase in forecast.phases if phase.seconds >= 0.05)
@@ -235,7 +212,6 @@ def opening(config: TrainConfig, processes: int) -> list[str]:
 
 
 def document(forecast: Forecast, found: Sequence[Change], way: Sequence[Change], workers: Forecast) -> dict[str, Any]:
-    """The forecast as a JSON document."""
     crew = worker_costs(forecast, workers)
     return {
         "model": model_rows(forecast),
@@ -261,7 +237,6 @@ def document(forecast: Forecast, found: Sequence[Change], way: Sequence[Change],
 
 
 def costs(forecast: Forecast) -> dict[str, Any]:
-    """The numbers by which changes are compared."""
     return {
         "fits": forecast.fits,
         "peak_gib": forecast.peak / GIB,

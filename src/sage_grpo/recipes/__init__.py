@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from sage_grpo.config.errors import recipe_hint
 from sage_grpo.recipes.methods import METHODS
-from sage_grpo.recipes.targets import SETTINGS, TARGETS, WHOLE
+from sage_grpo.recipes.targets import SETTINGS, TARGETS, WHOLE, using
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.utils.suggest import did_you_mean
 
@@ -30,13 +30,13 @@ def names() -> list[str]:
 
 def meanings() -> dict[str, dict[str, str]]:
     """Meaning of every part of a recipe's name."""
-
-    def lines(parts: Mapping[str, Callable[..., TrainConfig]]) -> dict[str, str]:
-        return {name: (part.__doc__ or "").split("\n")[0] for name, part in parts.items()}
-
+    parts: dict[str, Mapping[str, Callable[..., TrainConfig]]] = {
+        "recipes are TARGET/METHOD, with the targets (alone: with sage)": TARGETS | WHOLE,
+        "and the methods (alone: on shapes; /a or /b at the end: VideoAlign's weights)": METHODS,
+    }
     return {
-        "recipes are TARGET/METHOD, with the targets (alone: with sage)": lines(TARGETS | WHOLE),
-        "and the methods (alone: on shapes; /a or /b at the end: VideoAlign's weights)": lines(METHODS),
+        heading: {name: (part.__doc__ or "").split("\n")[0] for name, part in named.items()}
+        for heading, named in parts.items()
     }
 
 
@@ -63,23 +63,19 @@ def recipe(name: str, steps: int | str | None = None) -> TrainConfig:
     config = WHOLE[base]() if base in WHOLE else METHODS[method](TARGETS[target]())
     text = str(steps)
     if config.rollout.window.kind == "drawn" and text.isdecimal() and len(text) < MOST_DIGITS and int(text):
-        start = TARGETS[target]()
-        start = replace(start, rollout=replace(start.rollout, steps=int(text)))
-        config = replace(config, rollout=METHODS[method](start).rollout)
-    if setting:
-        config = _with_setting(config, name, setting)
-    return replace(config, out=f"runs/{target}-{method}{f'-{setting}' if setting else ''}")
-
-
-def _with_setting(config: TrainConfig, name: str, setting: str) -> TrainConfig:
-    weights = {"videoalign": dict(SETTINGS[setting])}
-    if not any(reward.name in weights for reward in config.rewards):
-        raise ValueError(
-            f"Recipe {name!r}: the reward settings A and B weigh VideoAlign, and this recipe's rewards are "
-            f"{', '.join(reward.title for reward in config.rewards)}. Leave out the /{setting}, or set rewards[].weights."
+        config = replace(
+            config, rollout=METHODS[method](using(TARGETS[target](), {"rollout.steps": int(text)})).rollout
         )
-    rewards = [replace(reward, weights=weights.get(reward.name, reward.weights)) for reward in config.rewards]
-    return replace(config, rewards=rewards)
+    if setting:
+        weights = {"videoalign": dict(SETTINGS[setting])}
+        if not any(reward.name in weights for reward in config.rewards):
+            raise ValueError(
+                f"Recipe {name!r}: the reward settings A and B weigh VideoAlign, and this recipe's rewards are "
+                f"{', '.join(reward.title for reward in config.rewards)}. Leave out the /{setting}, or set rewards[].weights."
+            )
+        rewards = [replace(reward, weights=weights.get(reward.name, reward.weights)) for reward in config.rewards]
+        config = replace(config, rewards=rewards)
+    return replace(config, out=f"runs/{target}-{method}{f'-{setting}' if setting else ''}")
 
 
 def remarks(config: TrainConfig, start: TrainConfig) -> Iterator[str]:

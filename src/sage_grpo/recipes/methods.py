@@ -6,15 +6,26 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from sage_grpo.objectives.advantage import Scale
 from sage_grpo.objectives.kl_control import KlCoefficient
 from sage_grpo.objectives.options import ObjectiveSpec
-from sage_grpo.objectives.trust_region import Mode, TrustRegion
-from sage_grpo.samplers.kernels import KernelName, KernelSpec
+from sage_grpo.objectives.trust_region import TrustRegion
+from sage_grpo.recipes.targets import using
+from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import AdvantageConfig, SurrogateConfig, TrainConfig
+
+BETA = 500.0
+"""Coefficient of dpo: as Flow-DPO's, on mean squared errors of velocities."""
+# Latent dimensions of the authors' models.
+SD3_512 = 16 * 64 * 64  # Stable Diffusion 3.5 at 512 x 512 (FlowGRPO, GRPO-Guard, Flow-DPPO)
+FLUX_720 = 16 * 90 * 90  # FLUX.1 at 720 x 720 (MixGRPO)
+HUNYUAN_480 = 16 * 14 * 60 * 60  # HunyuanVideo at 480 x 480, 53 frames (DanceGRPO)
+WAN_240P = 16 * 9 * 30 * 52  # Wan 2.1 at 240 x 416, 33 frames (FlowGRPO)
+WAN_480P = 16 * 21 * 60 * 104  # Wan 2.1 at 480 x 832, 81 frames (Flash-GRPO)
+ONE_UPDATE = {"update.updates_per_rollout": 1, "update.step_fraction": 1.0}
+"""Where one step explores or whole clips are trained: the clip range and the KL need more updates to act."""
 
 
 def sage(config: TrainConfig) -> TrainConfig:
@@ -26,23 +37,17 @@ def sage(config: TrainConfig) -> TrainConfig:
 
 def sage_paper(config: TrainConfig) -> TrainConfig:
     """SAGE-GRPO with the paper's own values, each stated here, so that a change of defaults (research/results) does not change them."""
-    whole: dict[str, Any] = {
-        "window": Window(kind="all"),
-        "before_steps": None,
-        "after_steps": None,
-        "after_fraction": 1.0,
-    }
-    rollout = replace(config.rollout, **whole, same_noise=False, share=True, solver="euler")
-    surrogate = replace(config.surrogate, kind="clipped", centred=False, clip_range=None, kl_mask_scale=1.0)
+    rollout = {"window": Window(kind="all"), "before_steps": None, "after_steps": None, "after_fraction": 1.0}
+    surrogate = {"kind": "clipped", "centred": False, "clip_range": None, "kl_mask_scale": 1.0}
     return replace(
         config,
         kernel=KernelSpec(name="sage", eta=0.5, sigma_max=1.0 - 3e-3),
-        rollout=rollout,
+        rollout=using(config.rollout, {**rollout, "same_noise": False, "share": True, "solver": "euler"}),
         batch=replace(config.batch, trained_fraction=1.0),
         advantage=AdvantageConfig(scale="group", decoupled=False, clip=5.0),
         objective=ObjectiveSpec(),
-        surrogate=replace(surrogate, equalize=True, equalize_cap=None),
-        trust_region=TrustRegion(mode="dual", beta_position=1.0, beta_velocity=0.1, estimator="closed_form"),
+        surrogate=using(config.surrogate, {**surrogate, "equalize": True, "equalize_cap": None}),
+        trust_region=TrustRegion(mode="dual", beta_position=1.0, beta_velocity=0.1),
         kl=KlCoefficient(kind="two_stage", lambda_min=1e-7, lambda_max=1e-5, warmup_updates=100),
         anchor=replace(config.anchor, every=10),
         # The paper gives no number of updates per rollout. With one, as released, the clip and half of the KL have no effect.
@@ -53,7 +58,7 @@ def sage_paper(config: TrainConfig) -> TrainConfig:
 
 def sage_exact(config: TrainConfig) -> TrainConfig:
     """SAGE with its SDE integrated exactly ("Precise", arXiv 2605.23522): no clamp, no noise left in the video."""
-    return replace(config, kernel=replace(config.kernel, name="sage_exact"))
+    return using(config, {"kernel.name": "sage_exact"})
 
 
 def flow_grpo(config: TrainConfig) -> TrainConfig:
@@ -68,43 +73,33 @@ def flow_grpo(config: TrainConfig) -> TrainConfig:
 
 def dance_grpo(config: TrainConfig) -> TrainConfig:
     """DanceGRPO as released: constant diffusion, 0.6 of the steps of a third of the clips (the best and the worst), one initial noise, no KL."""
-    config = _released(config, KernelSpec(name="dance", eta=0.25), clip=1e-4, at=HUNYUAN_480, fraction=0.6)
-    return replace(
-        config,
-        batch=replace(config.batch, trained_fraction=round(8 / 24, 4)),
-        # All steps explore, so members share no more than the start: running it once would save nothing.
-        rollout=replace(config.rollout, same_noise=True, share=False),
-    )
+    config = _released(config, KernelSpec(name="dance", eta=0.25), clip=1e-4, at=HUNYUAN_480)
+    # All steps explore, so members share no more than the start: running it once would save nothing.
+    one_noise = {"rollout.same_noise": True, "rollout.share": False}
+    return using(config, {"batch.trained_fraction": round(8 / 24, 4), "update.step_fraction": 0.6, **one_noise})
 
 
 def cps(config: TrainConfig) -> TrainConfig:
     """Coefficient-preserving sampling with FlowGRPO's loss."""
-    return _baseline(config, "cps", region="fixed")
+    constant = {"surrogate.equalize": False, "trust_region.mode": "fixed", "kl.kind": "constant"}
+    return using(config, {"kernel.name": "cps", **constant})
 
 
 def mix_grpo(config: TrainConfig) -> TrainConfig:
     """MixGRPO as released: explore and train inside a window that slides from noise to data, one initial noise for a group, no KL."""
-    config = _released(config, KernelSpec(name="flow", eta=0.7), clip=1e-4, at=FLUX_720, updates=4)
+    config = _released(config, KernelSpec(name="flow", eta=0.7), clip=1e-4, at=FLUX_720)
     steps = config.rollout.steps
     window = Window(kind="sliding", length=_part(4 / 25, steps), every=25, stop=max(1, steps - 1))
-    return replace(config, rollout=replace(config.rollout, window=window, same_noise=True))
-
-
-def mix_grpo_flash(config: TrainConfig) -> TrainConfig:
-    """MixGRPO-Flash as released: MixGRPO with a second-order solver and 0.4 of the steps after the window, which moves a little faster."""
-    config = mix_grpo(config)
-    window = replace(config.rollout.window, every=20)
-    return replace(config, rollout=replace(config.rollout, window=window, solver="ab2", after_fraction=0.4))
+    return using(config, {"rollout.window": window, "rollout.same_noise": True, "update.updates_per_rollout": 4})
 
 
 def flow_dppo(config: TrainConfig) -> TrainConfig:
     """Flow-DPPO as released (arXiv 2606.11025): 0.3 of the steps, in their first half, and a mask on the exact KL instead of the ratio clip."""
     config = _released(config, KernelSpec(name="flow", eta=0.7), clip=1e-4, at=SD3_512, scale="global")
-    steps = config.rollout.steps
-    length = _part(3 / 10, steps)
-    window = Window(kind="random", length=length, stop=max(length, steps // 2))
-    surrogate = replace(config.surrogate, kind="kl_mask", kl_mask_scale=1e-5 * SD3_512)
-    return replace(config, rollout=replace(config.rollout, window=window), surrogate=surrogate)
+    length = _part(3 / 10, config.rollout.steps)
+    window = Window(kind="random", length=length, stop=max(length, config.rollout.steps // 2))
+    mask = {"surrogate.kind": "kl_mask", "surrogate.kl_mask_scale": 1e-5 * SD3_512}
+    return using(config, {"rollout.window": window, **mask})
 
 
 def grpo_guard(config: TrainConfig) -> TrainConfig:
@@ -112,61 +107,41 @@ def grpo_guard(config: TrainConfig) -> TrainConfig:
     # Its ratio is scaled by the step's std, so its width is the step's length, and the clip range follows that: 2e-6 at ten steps.
     clip = 2e-6 * 10 / config.rollout.steps
     config = _released(config, KernelSpec(name="flow", eta=0.7), clip=clip, at=SD3_512)
-    return replace(config, surrogate=replace(config.surrogate, equalize=True, centred="scaled"))
-
-
-def precise(config: TrainConfig) -> TrainConfig:
-    """Precise (arXiv 2605.23522): the kernel that this package calls sage_exact, at that paper's eta, with FlowGRPO's loss."""
-    config = _baseline(config, "sage_exact", region="fixed")
-    return replace(config, kernel=replace(config.kernel, eta=1.5))
+    return using(config, {"surrogate.equalize": True, "surrogate.centred": "scaled"})
 
 
 def flash_grpo(config: TrainConfig) -> TrainConfig:
     """Flash-GRPO as released (arXiv 2605.15980): one exploring step per prompt, drawn from the first half, its gradient's scale divided out."""
     config = _released(config, KernelSpec(name="linear", eta=1.0), clip=1e-3, at=WAN_480P, scale="global")
     window = Window(kind="drawn", at=list(range(max(1, config.rollout.steps // 2))))
-    surrogate = replace(config.surrogate, equalize=True)
-    return replace(config, rollout=replace(config.rollout, window=window), surrogate=surrogate)
-
-
-def tempflow_grpo(config: TrainConfig) -> TrainConfig:
-    """TempFlow-GRPO (arXiv 2508.04324): trajectories that branch at one step from a shared start, weighted by the step's noise."""
-    config = _one_step(_baseline(config, "flow", region="none"), Window(kind="drawn"))
-    surrogate = replace(config.surrogate, equalize=True)
-    return replace(config, surrogate=surrogate, rollout=replace(config.rollout, same_noise=True))
+    return using(config, {"rollout.window": window, "surrogate.equalize": True})
 
 
 def branch(config: TrainConfig) -> TrainConfig:
     """One exploring step per prompt from a state that the group shares, replayed once (ours; docs/method.md)."""
-    config = _one_step(config, Window(kind="drawn", at=[config.rollout.steps // 3]))
-    return replace(
-        config,
-        kernel=replace(config.kernel, name="sage_exact", eta=math.sqrt(2)),
-        rollout=replace(config.rollout, same_noise=True),
-        trust_region=replace(config.trust_region, mode="none"),
-    )
+    window = Window(kind="drawn", at=[config.rollout.steps // 3])
+    kernel = {"kernel.name": "sage_exact", "kernel.eta": math.sqrt(2), "trust_region.mode": "none"}
+    return using(config, {**kernel, "rollout.window": window, "rollout.same_noise": True, **ONE_UPDATE})
 
 
 def branch_long(config: TrainConfig) -> TrainConfig:
     """branch for long runs: 236 iterations of 24 prompts, two of five at later steps, a rate that falls to zero (research/results/after_long.md)."""
-    config = branch(config)
     third = max(1, config.rollout.steps // 3)
-    return replace(
-        config,
-        iterations=236,
-        batch=replace(config.batch, prompts=24),
+    options = {
+        "iterations": 236,
+        "batch.prompts": 24,
         # Where one step explores, the later ones get worse (research/results/where.md), so some prompts explore those. Two second-order steps after the
         # branch train as well as three Euler steps, with fewer network evaluations; one before it instead of two costs a little (research/results/after.md).
-        rollout=replace(
-            config.rollout, window=_later(config.rollout.steps), solver="ab2", before_steps=third, after_steps=third
-        ),
+        "rollout.window": _later(config.rollout.steps),
+        **{"rollout.solver": "ab2", "rollout.before_steps": third, "rollout.after_steps": third},
         # The noise of its steps limits a long run: more prompts and a falling rate both lower it, and a start at twice the rate makes up
         # for the fall. Where one step explores, that start loses visual quality in some seeds, also with 32 prompts (research/results/distance.md).
-        optimizer=replace(config.optimizer, lr=2 * config.optimizer.lr, decay="linear"),
+        **{"optimizer.lr": 2 * config.optimizer.lr, "optimizer.decay": "linear"},
         # Some seeds lose a part of the reward in between. Rolling back saved one of eight with 16 prompts (research/results/distance.md);
         # its effect with these settings is not measured.
-        sentinel=replace(config.sentinel, action="rollback"),
-    )
+        "sentinel.action": "rollback",
+    }
+    return using(branch(config), options)
 
 
 def nft(config: TrainConfig) -> TrainConfig:
@@ -181,34 +156,28 @@ def awm(config: TrainConfig) -> TrainConfig:
     levels = _part(6 / 14, config.rollout.steps)
     objective = ObjectiveSpec(kind="awm", levels=levels, draw="strata", weight="ghuber", old_decay=0.3, old_ramp=300)
     config = _without_sde(config, replace(objective, old_samples=False))
-    return replace(
-        config,
-        surrogate=replace(config.surrogate, clip_range=1.0),
-        # To the start and to the average, in the released code's own weights; it divides advantages by 5, so that this is 5 times its loss.
-        trust_region=TrustRegion(mode="fixed_dual", beta_position=1e-4, beta_velocity=1.0),
-        kl=replace(config.kl, kind="constant", lambda_max=5.0),
-    )
+    # To the start and to the average, in the released code's own weights; it divides advantages by 5, so that this is 5 times its loss.
+    region = TrustRegion(mode="fixed_dual", beta_position=1e-4, beta_velocity=1.0)
+    kl = {"kl.kind": "constant", "kl.lambda_max": 5.0}
+    return using(config, {"surrogate.clip_range": 1.0, "trust_region": region, **kl})
 
 
 def dpo(config: TrainConfig) -> TrainConfig:
     """DPO: a group's best clip against its worst; or data.clips."""
     # Diffusion-DPO (arXiv 2311.12908) on velocities, as Flow-DPO (arXiv 2501.13918).
-    config = replace(
-        config,
-        batch=replace(config.batch, trained_fraction=round(2 / config.batch.group_size, 4)),
-        # The loss itself compares with the reference, so the KL beside it has weight 0.
-        trust_region=TrustRegion(mode="fixed"),
-        kl=KlCoefficient(kind="constant", lambda_min=0.0, lambda_max=0.0),
-    )
+    fraction = round(2 / config.batch.group_size, 4)
+    # The loss itself compares with the reference, so the KL beside it has weight 0.
+    kl = KlCoefficient(kind="constant", lambda_min=0.0, lambda_max=0.0)
+    config = using(config, {"batch.trained_fraction": fraction, "trust_region": TrustRegion(mode="fixed"), "kl": kl})
     levels = _part(1 / 3, config.rollout.steps)
     return _without_sde(config, ObjectiveSpec(kind="dpo", levels=levels, draw="strata", beta=BETA))
 
 
 def rft(config: TrainConfig) -> TrainConfig:
     """Fine-tuning on the best of each group; or on data.clips."""
-    batch, kl = replace(config.batch, trained_fraction=0.25), replace(config.kl, kind="constant")
-    config = replace(config, batch=batch, trust_region=TrustRegion(mode="none"), kl=kl)
-    return _without_sde(config, ObjectiveSpec(kind="sft", levels=_part(1 / 3, config.rollout.steps), draw="strata"))
+    options = {"batch.trained_fraction": 0.25, "trust_region": TrustRegion(mode="none"), "kl.kind": "constant"}
+    objective = ObjectiveSpec(kind="sft", levels=_part(1 / 3, config.rollout.steps), draw="strata")
+    return _without_sde(using(config, options), objective)
 
 
 def refl(config: TrainConfig) -> TrainConfig:
@@ -228,8 +197,8 @@ def adjoint(config: TrainConfig) -> TrainConfig:
 
 def _by_gradient(config: TrainConfig, objective: ObjectiveSpec) -> TrainConfig:
     """Sample with the ODE, and learn in one update from the gradient of the reward."""
-    rollout = replace(config.rollout, solver="euler")
-    return _one_update(replace(config, rollout=rollout, trust_region=TrustRegion(mode="none")), objective)
+    config = using(config, {"rollout.solver": "euler", "trust_region": TrustRegion(mode="none")})
+    return _one_update(config, objective)
 
 
 def _without_sde(config: TrainConfig, objective: ObjectiveSpec) -> TrainConfig:
@@ -237,30 +206,16 @@ def _without_sde(config: TrainConfig, objective: ObjectiveSpec) -> TrainConfig:
 
     Clips are targets of the network's own velocity: guided ones would be of another policy than the one that is trained.
     """
-    config = _one_update(config, objective)
-    return replace(
-        config,
-        model=replace(config.model, guidance_scale=1.0, guidance_scale_2=None),
-        rollout=replace(config.rollout, solver="ab2"),  # both use second-order solvers, one evaluation a step
-        advantage=replace(config.advantage, scale="global", clip=5.0),
-    )
+    unguided = {"model.guidance_scale": 1.0, "model.guidance_scale_2": None}
+    # Both use second-order solvers, one evaluation a step.
+    options = {"rollout.solver": "ab2", "advantage.scale": "global", "advantage.clip": 5.0}
+    return using(_one_update(config, objective), unguided | options)
 
 
 def _one_update(config: TrainConfig, objective: ObjectiveSpec) -> TrainConfig:
     """Sample with the ODE, and learn from whole clips in one update."""
-    return replace(
-        config,
-        kernel=KernelSpec(name="ode"),
-        objective=objective,
-        surrogate=replace(config.surrogate, kind="clipped", centred=False, equalize=False),
-        update=replace(config.update, updates_per_rollout=1, step_fraction=1.0),
-    )
-
-
-def _one_step(config: TrainConfig, window: Window) -> TrainConfig:
-    """Explore at one step and update once: the clip range and the KL need more updates to act."""
-    update = replace(config.update, updates_per_rollout=1, step_fraction=1.0)
-    return replace(config, rollout=replace(config.rollout, window=window), update=update)
+    surrogate = {"surrogate.kind": "clipped", "surrogate.centred": False, "surrogate.equalize": False}
+    return using(config, {"kernel": KernelSpec(name="ode"), "objective": objective, **surrogate, **ONE_UPDATE})
 
 
 def _later(steps: int) -> Window:
@@ -271,26 +226,7 @@ def _later(steps: int) -> Window:
     return Window(kind="drawn", at=list(drawn), weights=[float(weight) for weight in drawn.values()])
 
 
-BETA = 500.0
-"""Coefficient of dpo: as Flow-DPO's, on mean squared errors of velocities."""
-# Latent dimensions of the authors' models.
-SD3_512 = 16 * 64 * 64  # Stable Diffusion 3.5 at 512 x 512 (FlowGRPO, GRPO-Guard, Flow-DPPO)
-FLUX_720 = 16 * 90 * 90  # FLUX.1 at 720 x 720 (MixGRPO)
-HUNYUAN_480 = 16 * 14 * 60 * 60  # HunyuanVideo at 480 x 480, 53 frames (DanceGRPO)
-WAN_240P = 16 * 9 * 30 * 52  # Wan 2.1 at 240 x 416, 33 frames (FlowGRPO)
-WAN_480P = 16 * 21 * 60 * 104  # Wan 2.1 at 480 x 832, 81 frames (Flash-GRPO)
-
-
-def _released(
-    config: TrainConfig,
-    kernel: KernelSpec,
-    *,
-    clip: float,
-    at: int,
-    scale: Scale = "group",
-    updates: int = 2,
-    fraction: float = 1.0,
-) -> TrainConfig:
+def _released(config: TrainConfig, kernel: KernelSpec, *, clip: float, at: int, scale: Scale = "group") -> TrainConfig:
     """Settings common to released code: the clips of a rollout are dealt out to its updates, no step weights, no KL.
 
     `clip` is the authors' range `at` their number of latent dimensions: a log-ratio is a mean over these, whose noise falls as 1 / sqrt(D).
@@ -302,14 +238,14 @@ def _released(
         surrogate=SurrogateConfig(clip_scale=clip * math.sqrt(at), equalize=False),
         trust_region=TrustRegion(mode="none"),
         kl=replace(config.kl, kind="constant"),
-        update=replace(config.update, updates_per_rollout=updates, step_fraction=fraction, repeat=False, deal="clips"),
+        update=replace(config.update, updates_per_rollout=2, step_fraction=1.0, repeat=False, deal="clips"),
     )
 
 
 def _kept(config: TrainConfig, coefficient: float) -> TrainConfig:
     """Add a KL to the initial policy, with a constant coefficient."""
-    kl = replace(config.kl, kind="constant", lambda_max=coefficient)
-    return replace(config, trust_region=TrustRegion(mode="fixed"), kl=kl)
+    kl = {"kl.kind": "constant", "kl.lambda_max": coefficient}
+    return using(config, {"trust_region": TrustRegion(mode="fixed"), **kl})
 
 
 def _part(share: float, steps: int) -> int:
@@ -317,20 +253,10 @@ def _part(share: float, steps: int) -> int:
     return max(1, round(share * steps))
 
 
-def _baseline(config: TrainConfig, kernel: KernelName, *, region: Mode) -> TrainConfig:
-    return replace(
-        config,
-        kernel=replace(config.kernel, name=kernel),
-        surrogate=replace(config.surrogate, equalize=False),
-        trust_region=replace(config.trust_region, mode=region),
-        kl=replace(config.kl, kind="constant"),
-    )
-
-
 METHODS: dict[str, Callable[[TrainConfig], TrainConfig]] = {
     method.__name__: method
     for method in (
-        sage, sage_paper, branch, branch_long, sage_exact, precise, flow_grpo, dance_grpo, cps, mix_grpo, mix_grpo_flash, flash_grpo,
-        tempflow_grpo, grpo_guard, flow_dppo, nft, awm, dpo, rft, refl, draft, adjoint,
+        sage, sage_paper, branch, branch_long, sage_exact, flow_grpo, dance_grpo, cps, mix_grpo, flash_grpo, grpo_guard,
+        flow_dppo, nft, awm, dpo, rft, refl, draft, adjoint,
     )
 }  # fmt: skip

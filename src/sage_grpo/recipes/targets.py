@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.objectives.kl_control import KlCoefficient
@@ -21,6 +22,18 @@ from sage_grpo.training.config import (
     TrainConfig,
     UpdateConfig,
 )
+
+T = TypeVar("T")
+
+
+def using(config: T, options: dict[str, Any]) -> T:
+    """The configuration with other values of some options, by their dotted names."""
+    groups: dict[str, dict[str, Any]] = {}
+    for key, value in options.items():
+        name, _, rest = key.partition(".")
+        groups.setdefault(name, {})[rest] = value
+    values = {name: inner[""] if "" in inner else using(getattr(config, name), inner) for name, inner in groups.items()}
+    return replace(config, **values)  # type: ignore[type-var]
 
 
 def shapes() -> TrainConfig:
@@ -82,32 +95,15 @@ def hunyuan15_official() -> TrainConfig:
 
 def hunyuan15_lora() -> TrainConfig:
     """HunyuanVideo-1.5 on one GPU: a LoRA, fewer rollouts, half of the steps trained."""
-    config = hunyuan15()
-    return replace(
-        config,
-        model=replace(config.model, lora=LoraSpec(rank=32)),
-        batch=BatchConfig(prompts=4, group_size=4, micro_batch=1),
-        update=replace(config.update, step_fraction=0.5),
-        optimizer=replace(config.optimizer, lr=1e-4),
-        # An iteration takes half an hour on one GPU; an adapter's checkpoint is 2 GB.
-        keep=KeepConfig(checkpoint_every=1),
-    )
+    small = {"batch.prompts": 4, "update.step_fraction": 0.5, "optimizer.lr": 1e-4, "model.lora": LoraSpec(rank=32)}
+    # An iteration takes half an hour on one GPU; an adapter's checkpoint is 2 GB.
+    return using(hunyuan15(), {**small, "keep.checkpoint_every": 1})
 
 
 def wan() -> TrainConfig:
     """Wan 2.1 1.3B text-to-video at 480 x 832, 81 frames (guidance 5, shift 3, 16 fps): a LoRA on one GPU."""
-    return TrainConfig(
-        iterations=200,
-        model=ModelSpec(path="Wan-AI/Wan2.1-T2V-1.3B-Diffusers", dtype="bfloat16", lora=LoraSpec(rank=32)),
-        rewards=[videoalign()],
-        data=DataConfig(prompts="prompts.txt", eval_prompts="eval_prompts.txt"),
-        batch=BatchConfig(prompts=4, group_size=4, micro_batch=1),
-        rollout=RolloutConfig(steps=20, storage="bfloat16"),
-        update=UpdateConfig(updates_per_rollout=2, step_fraction=0.5),
-        optimizer=OptimizerConfig(lr=1e-4),
-        evaluate=EvalConfig(every=20, prompts=32),
-        keep=KeepConfig(checkpoint_every=1),
-    )
+    model = {"model.path": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "model.height": None, "model.width": None}
+    return using(hunyuan15_lora(), model)
 
 
 def wan22() -> TrainConfig:
@@ -115,9 +111,9 @@ def wan22() -> TrainConfig:
 
     Guidance 4 at high and 3 at low noise is what its authors sample with; the checkpoint itself says neither.
     """
-    config, path = wan(), "Wan-AI/Wan2.2-T2V-A14B-Diffusers"
-    model = replace(config.model, path=path, expert="both", guidance_scale=4.0, guidance_scale_2=3.0)
-    return replace(config, model=model, batch=BatchConfig(prompts=8, group_size=4, micro_batch=1))
+    model = {"model.path": "Wan-AI/Wan2.2-T2V-A14B-Diffusers", "model.expert": "both"}
+    guidance = {"model.guidance_scale": 4.0, "model.guidance_scale_2": 3.0}
+    return using(wan(), {**model, **guidance, "batch.prompts": 8})
 
 
 def ltx2() -> TrainConfig:
@@ -125,12 +121,8 @@ def ltx2() -> TrainConfig:
 
     VideoAlign looks and CLAP listens. Training runs without guidance, which would be up to four passes a step; evaluation has it.
     """
-    config = wan()
-    return replace(
-        config,
-        model=replace(config.model, path="Lightricks/LTX-2", guidance_in_training=False),
-        rewards=[videoalign(), RewardSpec(name="clap", options={"model": "laion/clap-htsat-unfused"})],
-    )
+    rewards = [videoalign(), RewardSpec(name="clap", options={"model": "laion/clap-htsat-unfused"})]
+    return using(wan(), {"model.path": "Lightricks/LTX-2", "model.guidance_in_training": False, "rewards": rewards})
 
 
 def videoalign() -> RewardSpec:

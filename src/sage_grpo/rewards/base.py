@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -69,10 +70,9 @@ TRIED = 8
 
 
 class CompositeReward:
-    """Several rewards as one: weighted sum, masks, batches by memory, placement and timing.
+    """Several rewards as one: weighted sum, masks, batches by memory, placement.
 
-    A clip that a reward cannot score (it raises, returns NaN, a wrong shape or too few values) is masked
-    and counted, never scored 0. KeyboardInterrupt and SystemExit always pass.
+    A clip that a reward cannot score (it raises, returns NaN, a wrong shape or too few values) is masked and counted, never scored 0.
     """
 
     def __init__(
@@ -89,22 +89,17 @@ class CompositeReward:
         """objects: rewards already loaded, by spec name; all others are loaded. optional: allow an empty list."""
         if not specs and not optional:
             raise RewardConfigError("A run needs at least one reward.")
-        if not 0 <= max_failed_fraction <= 1:
-            raise RewardConfigError(f"max_failed_fraction must be within 0 and 1, got {max_failed_fraction}.")
-        self.max_failed_fraction = max_failed_fraction
+        self.max_failed_fraction, self.offload_between = max_failed_fraction, offload_between
         self.device = torch.device(device)
-        self.offload_between = offload_between
         self._placed: set[str] = set()
         given = objects or {}
         loaded = [(spec, given[spec.name] if spec.name in given else load_reward(spec)) for spec in specs]
         self._members = [
-            RewardMember(spec, reward, require_weights=require_weights, device=self.device) for spec, reward in loaded
+            RewardMember(spec, one, require_weights=require_weights, device=self.device) for spec, one in loaded
         ]
-        for title in self.titles:
-            if self.titles.count(title) > 1:
-                raise RewardConfigError(
-                    f"{self.titles.count(title)} rewards are called {title!r}: give each its own label."
-                )
+        for title, count in Counter(self.titles).items():
+            if count > 1:
+                raise RewardConfigError(f"{count} rewards are called {title!r}: give each its own label.")
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -118,9 +113,7 @@ class CompositeReward:
     @property
     def weights(self) -> dict[str, float]:
         """Weight in the total of every part that counts."""
-        return {
-            self._public(member, part): weight for member in self._members for part, weight in member.weights.items()
-        }
+        return {self._public(one, part): weight for one in self._members for part, weight in one.weights.items()}
 
     def judging(self, part: str) -> dict[str, float]:
         """Weights of the rewards that judge this part of a clip, or all parts."""
@@ -151,11 +144,10 @@ class CompositeReward:
         return any(member.compares for member in self._members)
 
     def refuse_comparing(self, why: str) -> None:
-        """Raise RewardConfigError if a reward compares clips; `why` states the conflict and the remedy."""
         for member in self._members:
             if member.compares:
                 raise RewardConfigError(
-                    f"Reward {member.spec.title!r} compares the clips of a group with one another: {why}"
+                    f"Reward {member.spec.title!r} compares clips of a group with one another: {why}"
                 )
 
     @property
@@ -269,7 +261,7 @@ class CompositeReward:
 
     def _run(self, clips: ClipBatch, early: AsyncScoring | None) -> list[Outcome]:
         """Outcomes in the order of the rewards; rewards that may overlap run in threads while the others run in this one."""
-        coming = {} if early is None else early.outcomes()  # empty if no clips were added
+        coming = {} if early is None else early.outcomes()
         late = [member for member in self._members if member.spec.overlap and member.spec.title not in coming]
         executor = ThreadPoolExecutor(max_workers=len(late) or 1, thread_name_prefix="reward")
         try:

@@ -20,9 +20,7 @@ Halves = Literal["even", "down"]
 def check_clips(videos: Tensor, prompts: object, fps: float) -> None:
     """Raise ValueError unless `videos` is uint8 B x F x H x W x 3, with a prompt a clip and fps > 0."""
     if videos.dtype != torch.uint8 or videos.ndim != 5 or videos.shape[-1] != 3:
-        raise ValueError(
-            f"Rewards take uint8 clips B x F x H x W x 3, got {videos.dtype} of shape {tuple(videos.shape)}."
-        )
+        raise ValueError(f"Rewards take uint8 clips B x F x H x W x 3, got {videos.dtype} {tuple(videos.shape)}.")
     if isinstance(prompts, str) or len(prompts) != videos.shape[0]:  # type: ignore[arg-type]
         count = "one string" if isinstance(prompts, str) else f"{len(prompts)} prompts"  # type: ignore[arg-type]
         raise ValueError(f"One prompt a clip is needed: got {count} for {videos.shape[0]} clips.")
@@ -31,20 +29,14 @@ def check_clips(videos: Tensor, prompts: object, fps: float) -> None:
 
 
 def sample_times(num_frames: int, fps: float, *, sample_fps: float, max_frames: int = 0) -> list[float]:
-    """Evenly spaced times in seconds: the centres of equal slices of the clip's duration.
-
-    They depend on the duration num_frames / fps only: the same clip at 8, 16 or 24 fps is read at the same
-    times.
-    """
+    """Evenly spaced times in seconds, the centres of equal slices of the clip's duration num_frames / fps: the same at 8, 16 or 24 fps."""
     if num_frames < 1:
         raise ValueError("A clip without frames cannot be sampled.")
     if sample_fps <= 0:
         raise ValueError(f"sample_fps must be positive, got {sample_fps}.")
     duration = num_frames / fps
-    count = max(1, round(duration * sample_fps))
-    if max_frames > 0:
-        count = min(count, max_frames)
-    count = min(count, num_frames)
+    most = max_frames if max_frames > 0 else num_frames
+    count = min(max(1, round(duration * sample_fps)), most, num_frames)
     return [(k + 0.5) * duration / count for k in range(count)]
 
 
@@ -63,11 +55,7 @@ def short_edge_size(height: int, width: int, size: int) -> tuple[int, int]:
 
 
 def centre_offset(side: int, size: int, *, halves: Halves = "even") -> int:
-    """Offset of a centre crop of `size` pixels in `side`.
-
-    An odd number of pixels left over is half a pixel too much on one side: torchvision rounds it to the even offset, transformers down. Frames of 480
-    x 848 or 704 x 1280 differ by one pixel.
-    """
+    """Offset of a centre crop of `size` pixels in `side`; of half a pixel left over, torchvision takes the even offset, transformers the lower one."""
     left_over = side - size
     return round(left_over / 2) if halves == "even" else left_over // 2
 
@@ -80,10 +68,8 @@ def straight_through(values: Tensor, rounding: Callable[[Tensor], Tensor]) -> Te
 
 
 def resize_as_pillow(images: Tensor, rows: int, columns: int) -> Tensor:
-    """Antialiased bicubic resize of N x 3 x H x W in 0..255 to whole values (floats), as Pillow does with a picture of bytes.
-
-    In two passes, columns first, each rounded half up to 0..255 (a gradient passes straight through). Pillow's weights are
-    fixed-point numbers: exact halves may fall the other way, by one grey level.
+    """Antialiased bicubic resize of N x 3 x H x W in 0..255 to whole values (floats), as Pillow does with bytes: columns first, each pass rounded half up
+    (a gradient passes straight through). Pillow's weights are fixed-point numbers: exact halves may fall the other way, by one grey level.
     """
     height = images.shape[-2]
     return _to_whole(_to_whole(images.float(), height, columns), rows, columns)
@@ -97,10 +83,8 @@ def _to_whole(images: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def resize_uint8(images: Tensor, height: int, width: int) -> Tensor:
-    """Antialiased bicubic resize of uint8 N x 3 x H x W, rounded once to uint8, as torchvision does with a tensor of bytes.
-
-    The rounding matters: leaving it out changes the scores of VideoAlign visibly. Floats in 0..255 are rounded as well, and stay floats
-    with a gradient.
+    """Antialiased bicubic resize of uint8 N x 3 x H x W, rounded once to uint8, as torchvision does with a tensor of bytes: leaving the rounding out
+    changes VideoAlign's scores visibly. Floats in 0..255 are rounded as well, and stay floats with a gradient.
     """
     if tuple(images.shape[-2:]) == (height, width):
         return images

@@ -73,8 +73,7 @@ def finish(result: Any) -> Any:
 def check_return(result: object, parts: Sequence[str], count: int) -> PartScores:
     """Turn a reward's return value into float32 tensors of `count` values, or raise BadReturn.
 
-    A mapping must hold every part (a missing one is a configuration error, with the nearest name); a tensor or list of floats is accepted for a
-    reward of one part. None in a list marks a clip that could not be scored.
+    A mapping must hold every part; a tensor or list of floats is accepted for a reward of one part. None in a list marks a clip without a score.
     """
     reasons: dict[int, str] = {}
     if isinstance(result, Mapping):
@@ -91,9 +90,7 @@ def check_return(result: object, parts: Sequence[str], count: int) -> PartScores
     elif len(parts) == 1:
         values = {parts[0]: result}
     else:
-        raise RewardConfigError(
-            f"Parts {list(parts)} were asked for, but the reward returned a {type(result).__name__}."
-        )
+        raise RewardConfigError(f"Parts {list(parts)} were asked for, the reward returned a {type(result).__name__}.")
     return PartScores({part: _as_floats(part, value, count, reasons) for part, value in values.items()}, reasons)
 
 
@@ -197,7 +194,7 @@ class DifferentiableFunction(FunctionReward):
     ) -> Mapping[str, Tensor]:
         if self._per_frame:
             raise RewardConfigError(
-                "differentiable does not go with per_frame: take the whole clips and choose frames in the function."
+                "differentiable does not go with per_frame: take clips, and choose frames in the function."
             )
         result = self._call(metadata or [{} for _ in prompts], videos, list(prompts), fps)
         if isinstance(result, Mapping):

@@ -93,10 +93,9 @@ def post(
     connections: Connections,
     connect_timeout: float | None = None,
 ) -> tuple[int, dict[str, str], bytes]:
-    """Send the pieces of a body to a path below the address, once: status, headers with small names, and the answer.
+    """Send the pieces of a body to a path below the address, once: status, headers with small names, and the answer. Raises OSError or HTTPException.
 
-    kind: content type of the body. timeout: seconds for the whole try. largest: bytes of an answer that are still read. connect_timeout: seconds for
-    opening the connection; default `timeout`. Raises OSError or HTTPException.
+    kind: content type. timeout: seconds for the whole try. largest: bytes of an answer that are still read. connect_timeout: default `timeout`.
     """
     secure = url.scheme == "https"
     connection_kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection

@@ -24,7 +24,7 @@ from sage_grpo.rewards.functions import (
     where_raised,
 )
 from sage_grpo.rewards.spec import RewardSpec, facts_of
-from sage_grpo.types import ComparesClips, DifferentiableReward, PartScores, Reads, ReadsFrames, Reward, Sound
+from sage_grpo.types import DifferentiableReward, PartScores, ReadsFrames, Reward, Sound
 
 SHOWN = 5
 """Largest number of reasons that are printed per iteration."""
@@ -40,11 +40,10 @@ class Failure:
     prompt: str
     reason: str
     raised: bool = False
-    """True if the call itself failed (an exception, a wrong return); false if the reward gave up on this clip."""
+    """The call itself failed (an exception, a wrong return)."""
     silent: bool = False
-    """True if the reward gave up on this clip without a reason."""
+    """The reward gave up on this clip without a reason."""
     clips: int = 1
-    """Number of clips with this reward and reason."""
 
     def describe(self) -> str:
         prompt, reason = " ".join(self.prompt.split())[:120], " ".join(self.reason.split())[:500]
@@ -153,7 +152,7 @@ class RewardMember:
         self.spec, self.reward = spec, reward
         self.weights = _weights(spec, reward, require_weights=require_weights)
         self.device = check_device(spec) or device
-        self.reads_latents = isinstance(reward, Reads) and reward.reads == "latents"
+        self.reads_latents = getattr(reward, "reads", "clips") == "latents"
         function = reward.function if isinstance(reward, FunctionReward) else type(reward).__call__
         code = getattr(inspect.unwrap(function), "__code__", None)
         self._defined = "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
@@ -170,11 +169,10 @@ class RewardMember:
             raise RewardConfigError(
                 f"isolate_failures: {spec.name} is never called again after an error; it finds the clip that fails itself."
             )
-        self.compares = isinstance(reward, ComparesClips) and reward.compares
+        self.compares = bool(getattr(reward, "compares", False))
         if self.compares and (spec.batch_size is not None or spec.isolate_failures):
-            given = "isolate_failures" if spec.batch_size is None else "batch_size"
             raise RewardConfigError(
-                f"Reward {spec.title!r} compares clips, so that each call has one whole group: leave {given} out."
+                f"Reward {spec.title!r} compares clips, a whole group in each call: leave batch_size and isolate_failures out."
             )
 
     def batch(self, count: int) -> int:
@@ -215,10 +213,8 @@ class RewardMember:
                     torch.cuda.empty_cache()
                     continue
                 raised = isinstance(result, Exception) and not isinstance(result, BadReturn)
-                if (
-                    self._isolates and raised and len(chunk) > 1
-                ):  # one bad prompt does not cost its neighbours their scores
-                    for one in chunk:
+                if self._isolates and raised and len(chunk) > 1:
+                    for one in chunk:  # one bad prompt does not cost its neighbours their scores
                         self._write(outcome, clips, [one], self.call(clips, range(one, one + 1)))
                 else:
                     self._write(outcome, clips, chunk, result)
@@ -319,16 +315,14 @@ def check_device(spec: RewardSpec) -> torch.device | None:
     """A spec's own device, or None; RewardConfigError when it does not exist."""
     if not spec.device:
         return None
+    why = f"Reward {spec.title!r}: {spec.device!r} is not a device"
     try:
         device = torch.device(spec.device)
     except RuntimeError as error:
-        raise RewardConfigError(
-            f"Reward {spec.title!r}: {spec.device!r} is not a device; use cpu, cuda or cuda:1."
-        ) from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise RewardConfigError(
-            f"Reward {spec.title!r} asks for {spec.device!r}, but there are {torch.cuda.device_count()} CUDA devices."
-        )
+        raise RewardConfigError(f"{why}; use cpu, cuda or cuda:1.") from error
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise RewardConfigError(f"{why} of this machine: it has {count} CUDA devices.")
     return device
 
 

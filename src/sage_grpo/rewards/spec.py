@@ -122,7 +122,7 @@ def function_reward(function: Callable[..., Any], options: Mapping[str, Any]) ->
         return FunctionReward(function, **more)
     if options.get("takes", "clips") != "clips":
         raise RewardConfigError(
-            f"takes: {options['takes']} does not go with differentiable, where clips are taken one by one."
+            f"takes: {options['takes']} does not go with differentiable, which takes clips one by one."
         )
     return DifferentiableFunction(function, **more)
 
@@ -134,7 +134,7 @@ def find_reward(spec: RewardSpec) -> Any:
         raise RewardConfigError(f"The reward {spec.name!r} is not in the package any more: {GONE[spec.name]}.")
     if ":" not in spec.name and spec.name not in BUILT_IN:
         raise RewardConfigError(
-            f"Unknown reward {spec.name!r}.{nearest(spec.name, BUILT_IN)} Your own reward is written module:function."
+            f"Unknown reward {spec.name!r}.{nearest(spec.name, BUILT_IN)} Your own is module:function."
         )
     try:
         target = import_object(BUILT_IN.get(spec.name, spec.name), "Reward")
@@ -159,7 +159,7 @@ def _check_kind(target: Any, spec: RewardSpec) -> None:
     needed = "frames, prompts" if spec.options.get("per_frame") else "videos, prompts, fps"
     if _named_arguments(target) < len(needed.split(", ")):
         raise RewardConfigError(
-            f"{spec.name!r} is not a reward: a reward is a Python function ({needed}), see docs/rewards.md."
+            f"{spec.name!r} is not a reward: it is a Python function ({needed}), see docs/rewards.md."
         )
 
 
@@ -190,9 +190,7 @@ def _construct(target: type, options: dict[str, Any], spec: RewardSpec) -> Rewar
             f"Reward {spec.name!r} cannot be set up: {type(error).__name__}: {error}{where_raised(error)}"
         ) from error
     if not isinstance(reward, Reward):
-        raise RewardConfigError(
-            f"{spec.name!r} is not a reward: it needs `names` and __call__(videos, prompts, fps); see docs/rewards.md."
-        )
+        raise RewardConfigError(f"{spec.name!r} is not a reward: it needs `names` and __call__(videos, prompts, fps).")
     return reward
 
 
@@ -255,8 +253,7 @@ class Readiness:
         return not self.missing
 
     def describe(self) -> str:
-        words = [*self.missing, *(f"downloads {name}" for name in self.downloads), *self.notes]
-        return "; ".join(words) or "ready"
+        return "; ".join([*self.missing, *(f"downloads {name}" for name in self.downloads), *self.notes]) or "ready"
 
 
 def needed_options(name: str) -> list[str]:
@@ -321,9 +318,7 @@ def own_reward(target: Reward | Callable[..., Any], **settings: Any) -> GivenRew
     spec = RewardSpec(name=name_of(label), **settings)
     if isinstance(target, Reward):
         if spec.options:
-            raise RewardConfigError(
-                f"options are arguments of a function, but {label} is an object: set it up yourself."
-            )
+            raise RewardConfigError(f"options are arguments of a function; {label} is an object: set it up yourself.")
         return GivenReward(spec, target)
     if not callable(target):
         raise RewardConfigError(
@@ -342,16 +337,14 @@ def gather_rewards(rewards: RewardLike | Sequence[RewardLike]) -> tuple[list[Rew
         if isinstance(one, str):
             one = RewardSpec(name=one)
         if isinstance(one, Mapping):
-            raise RewardConfigError(
-                f"A reward was given as a mapping: write RewardSpec(name={one.get('name')!r}, ...)."
-            )
+            raise RewardConfigError(f"A reward was given as a mapping: write RewardSpec(name={one.get('name')!r}).")
         if isinstance(one, RewardSpec):
             specs.append(one)
             continue
         one = one if isinstance(one, GivenReward) else own_reward(one)
         if one.spec.name in objects:
             raise RewardConfigError(
-                f"Two rewards are called {one.spec.title!r}: give each its own, own_reward(..., label='...')."
+                f"Two rewards are called {one.spec.title!r}: give each its own_reward(..., label=)."
             )
         specs.append(one.spec)
         objects[one.spec.name] = one.reward

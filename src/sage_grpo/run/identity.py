@@ -13,10 +13,9 @@ import importlib.util
 import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
@@ -48,18 +47,15 @@ CONTENT = {
 """Content with a fingerprint: its name in `allow_changes` and its description."""
 OUTSIDE = ("cli", "recipes", "tools", "api.py", "__init__.py", "__main__.py")
 """Parts of the package that a run does not compute with."""
-SAMPLE = 1024
-"""Numbers of a frozen tensor that its fingerprint includes."""
-LIBRARIES = ("builtins", "abc", "typing", "torch", "sage_grpo")
-"""Classes from here are not user code; versions of the package have a fingerprint of their own."""
+SAMPLE = 1024  # numbers of a frozen tensor that its fingerprint includes
+LIBRARIES = ("builtins", "abc", "typing", "torch", "sage_grpo")  # not user code
 FINISHED = ".finished"
 """File with the iteration of the weights in final/; written last, so that a run that was killed before does not count
 as finished."""
 
 
 def identify(config: TrainConfig, given: Overrides | None = None) -> dict[str, str]:
-    """Fingerprints of all content that the configuration only names, or of the objects that a program passes
-    instead."""
+    """Fingerprints of all content that the configuration only names, or of a program's objects."""
     given = given or Overrides()
     prompts, held_out = load_sources(config, given)
     return {
@@ -72,11 +68,12 @@ def identify(config: TrainConfig, given: Overrides | None = None) -> dict[str, s
 
 
 def unsure(given: Overrides) -> list[str]:
-    names = [name.removeprefix(PREFIX) for name, one in given.rewards.items() if not isinstance(one, Fingerprinted)]
-    return [
+    names = [name.removeprefix(PREFIX) for name, one in given.rewards.items() if not hasattr(one, "fingerprint")]
+    text = (
         f"The code of {', '.join(names)} is that of the run so far; whether what it holds or refers to (weights, settings, globals) is, "
         "cannot be told. A method fingerprint() would tell."
-    ] * bool(names)
+    )
+    return [text] if names else []
 
 
 def check(config: TrainConfig, identity: Mapping[str, str], meta: Mapping[str, Any], out: Path) -> list[str]:
@@ -115,15 +112,12 @@ def check_names(allow_changes: Iterable[str]) -> None:
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """Dotted keys of different values. A key that is missing on one side belongs to another version of the code, which
-    has its own fingerprint."""
+    """Dotted keys of different values; a key that one side lacks belongs to another version of the code."""
     if isinstance(old, dict) and isinstance(new, dict):
-        return {
-            key: pair
-            for name in old
-            if name in new
-            for key, pair in differences(old[name], new[name], f"{prefix}{name}.").items()
-        }
+        found: dict[str, tuple[Any, Any]] = {}
+        for name in (one for one in old if one in new):
+            found |= differences(old[name], new[name], f"{prefix}{name}.")
+        return found
     key = prefix.rstrip(".")
     if key == "rewards":
         old, new = _without_free(old), _without_free(new)
@@ -198,7 +192,7 @@ def _of_plugins(config: TrainConfig, given: Overrides) -> str:
 
 
 def _source(module: str) -> Path | None:
-    """The file of a module; None if there is none: the loader has the better error."""
+    """The file of a module, if there is one: the loader has the better error."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
@@ -206,34 +200,17 @@ def _source(module: str) -> Path | None:
     return None if spec is None or spec.origin is None or not Path(spec.origin).is_file() else Path(spec.origin)
 
 
-@runtime_checkable
-class Fingerprinted(Protocol):
-    """A reward or a model with its own fingerprint: of weights, settings, versions."""
-
-    def fingerprint(self) -> str:
-        """Equal for equal objects, in any process."""
-        ...
-
-
 def of_object(thing: object) -> str:
-    """An object's own fingerprint, or that of its code, independent of its place.
-
-    The latter does not include globals, closures and attributes.
-    """
-    if isinstance(thing, Fingerprinted):
-        return thing.fingerprint()
+    """What the object's method `fingerprint()` returns, the same for equal objects in any process, or a digest of its
+    source, without globals, closures and attributes."""
+    if hasattr(thing, "fingerprint"):
+        return str(thing.fingerprint())
     target = thing.function if isinstance(thing, FunctionReward) else thing
-    sha = hashlib.sha256()
-    for text in _code(target):
-        sha.update(text.encode())
-    return sha.hexdigest()
+    return hashlib.sha256("\n".join(_source_of(target)).encode()).hexdigest()
 
 
 def of_weights(model: VelocityModel) -> str:
-    """Fingerprint of a model's weights: all names and shapes, and samples of frozen tensors.
-
-    Trained weights are excluded, because the checkpoint replaces them.
-    """
+    """Fingerprint of a model's weights: names and shapes, and samples of frozen tensors (a checkpoint has the others)."""
     sha = hashlib.sha256()
     trained = {id(parameter) for parameter in model.trainable().values()}
     for module in (model.network, *model.others):
@@ -259,39 +236,24 @@ def stable(value: Any) -> str:
     return f"<{type(value).__qualname__}>"
 
 
-def _code(target: Any) -> Iterator[str]:
-    if isinstance(target, CodeType):
-        yield f"{target.co_code.hex()} {target.co_names} {target.co_varnames}"
-        for constant in target.co_consts:
-            yield from _code(constant) if isinstance(constant, CodeType) else (stable(constant),)
-    elif inspect.isfunction(target) or inspect.ismethod(target):
-        yield from _code(inspect.unwrap(target).__code__)
-        function = target.__func__ if inspect.ismethod(target) else target
-        yield stable([function.__defaults__, function.__kwdefaults__])
-    elif inspect.isclass(target):
-        for kind in target.__mro__:
-            if kind.__module__.partition(".")[0] not in LIBRARIES:
-                yield from _members(kind)
-    elif isinstance(target, functools.partial):
-        yield from _code(target.func)
+def _source_of(target: Any) -> Iterator[str]:
+    if isinstance(target, functools.partial):
+        yield from _source_of(target.func)
         yield stable([target.args, target.keywords])
-    elif not inspect.isroutine(target):
-        yield from _code(type(target))
+    elif inspect.isclass(target):
+        parents = [kind for kind in target.__mro__ if kind.__module__.partition(".")[0] not in LIBRARIES]
+        yield from map(_text, parents)
+    elif inspect.isroutine(target):
+        yield _text(inspect.unwrap(target))
+    else:
+        yield from _source_of(type(target))
 
 
-def _members(kind: type) -> Iterator[str]:
-    """Methods and constants of the class; its docstring and line number are left out, because they do not change
-    results."""
-    for name, member in sorted(vars(kind).items()):
-        if isinstance(member, (staticmethod, classmethod)):
-            member = member.__func__
-        functions = [member.fget, member.fset] if isinstance(member, property) else [member]
-        for function in functions:
-            if inspect.isfunction(function):
-                yield name
-                yield from _code(function)
-        if not name.startswith("__") and isinstance(member, (int, float, str, bytes, tuple, list, dict)):
-            yield f"{name} {stable(member)}"
+def _text(code: Any) -> str:
+    try:
+        return inspect.cleandoc(inspect.getsource(code))
+    except (OSError, TypeError):  # typed into an interpreter, or not Python
+        return str(getattr(code, "__qualname__", code))
 
 
 @dataclass(frozen=True)
@@ -301,7 +263,6 @@ class FoundRun:
     checkpoint: str
     """Name of the checkpoint to resume from; empty for none."""
     identity: dict[str, str]
-    """Fingerprints of its content."""
     changed: list[str]
     """Harmless or allowed changes since then."""
     notes: list[str]
@@ -328,13 +289,11 @@ def find_run(config: TrainConfig, given: Overrides, out: Path) -> FoundRun:
     if mode == "must" and folder is None:
         raise FileNotFoundError(f"resume: must, but {root} holds no usable checkpoint.")
     prints = identify(config, given)
-    found = FoundRun("", prints, [], notes, None)
-    if folder is not None:
-        meta = checkpoint.read_meta(folder, {"config": dict, "iteration": int})
-        changed = check(config, prints, meta, out)
-        notes += unsure(given)
-        done, marker = int(meta["iteration"]), out / FINISHED
-        exported = (out / "final").is_dir() and marker.is_file() and marker.read_text().strip() == str(done)
-        finished = done if done >= config.iterations and exported else None
-        found = replace(found, checkpoint=folder.name, changed=changed, finished=finished)
-    return found
+    if folder is None:
+        return FoundRun("", prints, [], notes, None)
+    meta = checkpoint.read_meta(folder, {"config": dict, "iteration": int})
+    changed = check(config, prints, meta, out)
+    done, marker = int(meta["iteration"]), out / FINISHED
+    exported = (out / "final").is_dir() and marker.is_file() and marker.read_text().strip() == str(done)
+    finished = done if done >= config.iterations and exported else None
+    return FoundRun(folder.name, prints, changed, notes + unsure(given), finished)

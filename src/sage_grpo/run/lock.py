@@ -7,10 +7,9 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -24,68 +23,47 @@ class FolderLocked(ConfigError):
     """Another process uses the folder; the message names it."""
 
 
-class FolderLock:
-    """The operating system's lock on `.lock`, in which its owner's host, process and start are written.
+@contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """Hold the operating system's lock on `.lock` in a folder, in which the owner's host, process and start are written.
 
-    It ends with its process in any case; on a shared disk the file system carries it to other machines.
+    It ends with its process in any case; on a shared disk the file system carries it to other machines. A folder that is
+    created for it is removed if it stays empty.
     """
-
-    def __init__(self, out: Path) -> None:
-        self.out, self.file = out, out / ".lock"
-        self._lock = FileLock(self.file, timeout=0, thread_local=False)
-        self._made: list[Path] = []
-
-    def acquire(self) -> None:
-        """Lock the folder (and create it if missing), or raise FolderLocked with its owner."""
+    file = out / ".lock"
+    lock = FileLock(file, timeout=0, thread_local=False)
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    try:
         try:
-            self._made = [folder for folder in (self.out, *self.out.parents) if not folder.exists()]
-            self.out.mkdir(parents=True, exist_ok=True)
-            if self.file.is_symlink():
+            out.mkdir(parents=True, exist_ok=True)
+            if file.is_symlink():
                 raise ConfigError(
-                    f"{self.file} is a link, to {os.readlink(self.file)}; a run would write there. Remove it, or choose another `out`."
+                    f"{file} is a link, to {os.readlink(file)}; a run would write there. Remove it, or choose another `out`."
                 )
-            if regular(self.file).exists() and self.file.stat().st_nlink > 1:  # another file would be overwritten
-                self.file.unlink()
-            self._lock.acquire()
+            if regular(file).exists() and file.stat().st_nlink > 1:  # another file would be overwritten
+                file.unlink()
+            lock.acquire()
             owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S %z")}
-            self.file.write_text(json.dumps(owner))
+            file.write_text(json.dumps(owner))
         except Timeout as error:
-            owner = _owner(self.file)
+            owner = {}
+            with suppress(OSError, ValueError, TypeError):  # half written
+                owner = dict(parse_json(file.read_text()))
             name = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}, since {owner.get('since', '?')}"
             raise FolderLocked(
-                f"{self.out} is in use by another run ({name}). Wait for it or end it (it saves on SIGTERM), or choose another `out`."
+                f"{out} is in use by another run ({name}). Wait for it or end it (it saves on SIGTERM), or choose another `out`."
             ) from error
         except OSError as error:
-            self.release()
-            raise ConfigError(
-                f"The run's folder {self.out} cannot be written: {error}. Choose another `out`."
-            ) from error
-
-    def release(self) -> None:
-        """Release the lock and remove its file, and folders that this lock created if they are empty."""
-        if self._lock.is_locked:
-            with suppress(OSError):
-                self.file.unlink()  # a process that has opened it meanwhile sees that it is gone, and makes another
-            self._lock.release()
+            raise ConfigError(f"The run's folder {out} cannot be written: {error}. Choose another `out`.") from error
+        yield
+    finally:
         with suppress(OSError):
-            for folder in self._made:
+            if lock.is_locked:
+                file.unlink()  # a process that has opened it meanwhile sees that it is gone, and makes another
+        lock.release()
+        with suppress(OSError):
+            for folder in made:
                 folder.rmdir()
-        self._made = []
-
-    def __enter__(self) -> FolderLock:
-        self.acquire()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
-
-
-def _owner(file: Path) -> dict[str, Any]:
-    try:
-        owner = parse_json(file.read_text())
-    except (OSError, ValueError):  # half written
-        return {}
-    return owner if isinstance(owner, dict) else {}
 
 
 ENTRIES = (
@@ -100,37 +78,26 @@ LOGS = (".*", "*.log", "*.out", "*.err", "log*", "wandb")
 """Names that a launcher, a shell or a file system may have created before the run."""
 
 
-def refuse_strangers(out: Path) -> None:
-    """Refuse a folder with other files and no run, such as a home folder: the run's files would mix with them."""
-    names = sorted(os.listdir(out))
-    strange = [one for one in names if one not in ENTRIES and not any(fnmatch(one, log) for log in LOGS)]
-    if strange and not any(name in MARKS for name in names):
-        more = f" and {len(strange) - 3} more" if len(strange) > 3 else ""
-        raise ConfigError(
-            f"{out} holds other files and no run: {', '.join(strange[:3])}{more}. Choose another `out`: a new folder, an empty one, or that of a run, "
-            "which is continued."
-        )
-
-
 @contextmanager
 def owned(out: Path, world: World) -> Iterator[None]:
-    lock = FolderLock(out)
+    """Lock a run's folder; refuses links out of it, and one with other files and no run, such as a home folder."""
+    with ExitStack() as stack:
 
-    def acquire() -> str:
-        lock.acquire()
-        try:
+        def acquire() -> str:
+            stack.enter_context(locked(out))
             check(out, ENTRIES)
-            refuse_strangers(out)
-        except ValueError:
-            lock.release()
-            raise
-        return ""
+            names = sorted(os.listdir(out))
+            strange = [one for one in names if one not in ENTRIES and not any(fnmatch(one, log) for log in LOGS)]
+            if strange and not any(name in MARKS for name in names):
+                more = f" and {len(strange) - 3} more" if len(strange) > 3 else ""
+                raise ConfigError(
+                    f"{out} holds other files and no run: {', '.join(strange[:3])}{more}. Choose another `out`: a new folder, an empty one, "
+                    "or that of a run, which is continued."
+                )
+            return ""
 
-    by_main(world, acquire)
-    try:
+        by_main(world, acquire)
         yield
-    finally:
-        lock.release()
 
 
 def by_main(world: World, answer: Callable[[], str]) -> str:

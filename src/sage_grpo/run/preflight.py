@@ -35,7 +35,7 @@ def preflight(config: TrainConfig, ranks: int = 1, given: Overrides | None = Non
     given = given or Overrides()
     objects = ["model"] * (given.model is not None) + [f"reward {name}" for name in given.rewards]
     ray_pool.check(config, ranks, objects)
-    planner = check_plan(config, ranks)
+    check_plan(config, ranks)
     device = choose_device(config.model.device)
     for source, prompts_given in ((config.data.prompts, given.prompts), (config.data.eval_prompts, given.held_out)):
         if prompts_given is None:
@@ -53,13 +53,11 @@ def preflight(config: TrainConfig, ranks: int = 1, given: Overrides | None = Non
         *prompt_remarks(prompts, held_out),
         *config.build_objective().remarks(config.update.updates_per_rollout),
         few,
-        idle_workers(config, planner),
     ]
     return [text for text in remarks if text]
 
 
 def prompt_remarks(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> list[str]:
-    """Remarks on held-out prompts that are also trained on, and on duplicate prompts."""
     trained = set(map(_meaning, prompts))
     seen = sum(_meaning(prompt) in trained for prompt in held_out)
     found = []
@@ -87,7 +85,7 @@ def _meaning(prompt: Prompt) -> tuple[str, tuple[Path, ...]]:
 
 
 def check_model(model: ModelSpec) -> None:
-    """Check that a local checkpoint is complete and of a known family. One on the hub has to be downloaded first."""
+    """Check that a local checkpoint is complete and of a known family; one on the hub is downloaded later."""
     place = None if model.path in (None, "shapes") else Path(str(model.path)).expanduser()
     if place is not None and place.exists() and not place.is_dir():
         raise ModelError(
@@ -101,8 +99,7 @@ def check_model(model: ModelSpec) -> None:
 
 
 def check_code(config: TrainConfig, given: Overrides) -> None:
-    """Check rewards, sinks and model families with an import path; built-in rewards are slow to import, and always
-    there."""
+    """Check rewards, sinks and model families with an import path; built-in rewards are slow to import."""
     for path in config.log.sinks:
         find_sink(path)
     if given.model is None and config.model.own_family is not None:
@@ -114,20 +111,6 @@ def check_code(config: TrainConfig, given: Overrides) -> None:
             find_reward(spec)
 
 
-def idle_workers(config: TrainConfig, planner: Planner) -> str:
-    workers = config.rollout.ray.workers
-    if config.rollout.on != "ray":
-        return ""
-    plan = planner.plan(0, [Prompt("")] * config.batch.prompts)
-    tasks = sum(len(plan.tasks(rank)) for rank in range(planner.ranks))
-    if tasks >= workers:
-        return ""
-    return (
-        f"rollout.ray.workers is {workers}, but an iteration has {tasks} task(s), so that {workers - tasks} of them have nothing to do: use more "
-        "batch.prompts, or a smaller batch.micro_batch that divides batch.group_size."
-    )
-
-
 def check_plan(config: TrainConfig, ranks: int = 1) -> Planner:
     """Check windows, steps and updates on an even grid, and rollouts against ranks."""
     grid = Schedule.shifted(config.rollout.steps, 1.0)
@@ -135,13 +118,8 @@ def check_plan(config: TrainConfig, ranks: int = 1) -> Planner:
     asked = config.rollout.deterministic_last
     # The noise limit of steps near the end depends on the model's grid, which is not known yet.
     last = kernel.leaves_noise if asked is None else asked
-    planner = Planner(
-        config=replace(config, rollout=replace(config.rollout, deterministic_last=last)),
-        grid=grid,
-        kernel=kernel,
-        trains=lambda sigma: True,
-        ranks=ranks,
-    )
+    planned = replace(config, rollout=replace(config.rollout, deterministic_last=last))
+    planner = Planner(planned, grid, kernel, trains=lambda sigma: True, ranks=ranks)
     planner.check()
     return planner
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from sage_grpo.config.errors import groups
-from sage_grpo.config.parsing import ConfigError, parse, read_yaml
+from sage_grpo.config.parsing import parse
 from sage_grpo.config.ranges import Natural
 from sage_grpo.models.spec import FAMILIES
 from sage_grpo.rewards.spec import BUILT_IN
@@ -19,17 +18,15 @@ from sage_grpo.utils.safe_io import inside, whole
 
 
 def read_config(run: Path, *, trust: bool = False, rewards: bool = True) -> TrainConfig:
-    """The configuration that a run was started with.
+    """The configuration that a run was started with; with `rewards` the caller will load the run's rewards too.
 
     The folder is untrusted: without `trust` it cannot name code that runs here, nor servers for data and tokens.
-    `rewards`: the caller will load the run's rewards too.
     """
     file = inside(run, "config.yaml")
     if not file.is_file():
         raise FileNotFoundError(
             f"{run or '.'} is not the folder of a run: it has no config.yaml. Give --run runs/NAME."
         )
-    _check_sections(file)
     config = parse(TrainConfig, ["--config", str(file)], prog="sage-grpo")
     foreign = [] if trust else _foreign(config, rewards=rewards)
     if foreign:
@@ -48,12 +45,10 @@ def read_config(run: Path, *, trust: bool = False, rewards: bool = True) -> Trai
 
 
 def _foreign(config: TrainConfig, *, rewards: bool) -> list[str]:
-    """Code that a configuration would load from outside the package, and servers that would get clips and a token."""
-    found = []
-    family = config.model.family
-    # Objects are refused where they are loaded.
+    """Code from outside the package, and servers that would get clips and a token; objects are refused on loading."""
+    found, family = [], config.model.family
     if family is not None and family not in FAMILIES and not is_object(family):
-        found.append(f"the code {config.model.family} (model.family)")
+        found.append(f"the code {family} (model.family)")
     for path, option in ((config.kernel.name, "kernel.name"), (config.objective.kind, "objective.kind")):
         if ":" in path:
             found.append(f"the code {path} ({option})")
@@ -67,25 +62,13 @@ def _foreign(config: TrainConfig, *, rewards: bool) -> list[str]:
     return found
 
 
-def _check_sections(file: Path) -> None:
-    """Refuse sections that name other files: a run writes its whole configuration into one file, but the parser would
-    open them."""
-    content = read_yaml(file)
-    for section in groups(TrainConfig):
-        value: Any = content
-        for part in section.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        if not isinstance(value, dict | None):
-            raise ConfigError(f"{file}: {section} must be a group of options, got {str(value)[:100]!r}.")
-
-
 if TYPE_CHECKING:
     from sage_grpo.models.base import VelocityModel
     from sage_grpo.models.spec import ModelSpec
 
 
 def find_checkpoint(run: Path, number: int | None = None) -> Path:
-    """An intact checkpoint of a run; None is the newest good one."""
+    """An intact checkpoint of a run, by default the newest."""
     from sage_grpo.distributed.checkpoint import find_fault, newest_good
 
     root = whole(run, "checkpoints")
@@ -102,8 +85,7 @@ def find_checkpoint(run: Path, number: int | None = None) -> Path:
 
 def refuse_own(out: Path, run: Path) -> None:
     """Refuse to write into the folder of the run that is read, because its files would mix with the output."""
-    place, own = out.expanduser().resolve(), run.expanduser().resolve()
-    if place.is_relative_to(own):
+    if out.expanduser().resolve().is_relative_to(run.expanduser().resolve()):
         raise ValueError(f"--out {out} lies in the run's own folder {run}: choose a folder outside of it.")
 
 
@@ -130,7 +112,6 @@ class Choice:
 
     @property
     def tunes(self) -> bool:
-        """True if these are not the base model's weights."""
         return self.lora is not None or (self.run is not None and self.weights != "base")
 
     def base(self) -> Choice:
@@ -139,6 +120,8 @@ class Choice:
 
     def find(self, spec: ModelSpec) -> Weights:
         """Locate the weights; refuses all errors that can be found without loading a model."""
+        from sage_grpo.distributed.checkpoint import continuing, read_meta
+
         self._check(spec)
         if self.lora is not None and Path(self.lora).is_dir():
             from sage_grpo.models.lora import read_header
@@ -154,26 +137,17 @@ class Choice:
         if not _numbers(run):
             return Weights(self._exported(spec, run, "it has no checkpoint"), exported=True)
         newest = find_checkpoint(run)
-        number, ending = self._number(newest)
-        if number == int(newest.name):
-            return Weights(spec, checkpoint=newest, ema=self.ema)
-        if number in _numbers(run):
-            return Weights(spec, checkpoint=find_checkpoint(run, number), ema=self.ema)
-        return Weights(self._exported(spec, run, ending), exported=True)
-
-    def _number(self, newest: Path) -> tuple[int, str]:
-        """The iteration of the named weights, and a text on the newest checkpoint."""
-        from sage_grpo.distributed.checkpoint import continuing, read_meta
-
         meta = read_meta(newest, {"config": dict, "best": dict})
         with continuing(newest):
             last, best = int(meta["config"]["iterations"]), int(meta["best"].get("iteration", -1))
-        ending = f"its newest checkpoint is --checkpoint {int(newest.name)}, of {last} iterations"
-        if self.weights != "best":
-            return last, ending
-        if best == 0:
+        if self.weights == "best" and best == 0:
             raise ValueError("The best evaluation of this run is the one before training: use --weights base.")
-        return best, ending
+        number = best if self.weights == "best" else last
+        if number in _numbers(run):
+            found = newest if number == int(newest.name) else find_checkpoint(run, number)
+            return Weights(spec, checkpoint=found, ema=self.ema)
+        ending = f"its newest checkpoint is --checkpoint {int(newest.name)}, of {last} iterations"
+        return Weights(self._exported(spec, run, ending), exported=True)
 
     def _check(self, spec: ModelSpec) -> None:
         given = {"weights": self.weights, "checkpoint": self.checkpoint, "ema": self.ema}
@@ -217,8 +191,7 @@ class Weights:
     checkpoint: Path | None = None
     ema: bool | None = None
     lora: str | None = None
-    exported: bool = False
-    """True if the spec names the folder of the exported weights."""
+    exported: bool = False  # the spec names the folder of the exported weights
 
     def load(self, model: VelocityModel | None = None) -> VelocityModel:
         """Load the model, or use the given one. A run's weights are loaded into the model as it was trained, so that it
@@ -240,8 +213,9 @@ class Weights:
             model.load_lora(self.lora)
         if self.checkpoint is not None:
             params = model.trainable()
-            ema = has_ema(self.checkpoint) if self.ema is None else self.ema
-            weights = load_weights(self.checkpoint, model, ema=ema)
+            weights = load_weights(
+                self.checkpoint, model, ema=has_ema(self.checkpoint) if self.ema is None else self.ema
+            )
             with torch.no_grad():
                 for name, parameter in params.items():
                     parameter.copy_(weights[name])

@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import yaml
@@ -114,8 +113,6 @@ def run(
                 trainer.encode_prompts()
                 terminal.start_at(trainer.state.iteration)
                 stopped = loop.run()
-                trainer.writer.finish()
-                saver.prune()  # background checkpoints count only now
                 if stopped:
                     cause = (
                         "by the sentinel" if loop.guard.stops else "as asked" if stop.signal is None else "by signal"
@@ -128,9 +125,7 @@ def run(
                     _finish(trainer, terminal)
             return RunEnded(trainer.state.iteration, stopped=stopped, model=trainer.model)
         except (Diverged, RewardFailure, WorkerError) as error:
-            # All ranks raise alike, so they can also finish writing together.
             note(trainer, "diverged" if isinstance(error, Diverged) else "failed", str(error))
-            trainer.writer.finish()
             raise
         finally:
             trainer.close()
@@ -142,7 +137,7 @@ def _loop(
 ) -> Loop:
     config = trainer.config
     samples = VideoFolder(Path(config.out) / "videos", megabytes=config.keep.video_megabytes)
-    guard = HealthGuard(config, trainer.state, trainer.writer, saver.root, held_out=bool(trainer.held_out))
+    guard = HealthGuard(config, trainer.state, trainer.world, saver.root, held_out=bool(trainer.held_out))
     observers = observers_of(trainer, metrics, terminal, samples, hooks, saver)
     return Loop(trainer, guard, saver, observers, config.evaluate.points(config.iterations), stop)
 
@@ -172,6 +167,11 @@ def _resume(trainer: Trainer, out: Path, found: FoundRun, terminal: Terminal) ->
     folder = out / "checkpoints" / found.checkpoint
     if found.checkpoint:
         trainer.state.load(folder, trainer.world)
+    counted, guidance = abilities(trainer.model).branches, trainer.config.model.training_guidance
+
+    def branches(sigma: float) -> int:
+        return 1 if counted is None else counted(sigma, guidance)
+
     plan = foresee(trainer.config, trainer.planner.plan(0, trainer.state.stream.peek(trainer.config.batch.prompts)))
     terminal.console.print(
         plan_table(
@@ -181,7 +181,7 @@ def _resume(trainer: Trainer, out: Path, found: FoundRun, terminal: Terminal) ->
             clip_range=trainer.clip_range,
             device=str(trainer.model.device),
             parameters=trainer.state.size,
-            evaluations=evaluations_of(trainer.config, plan, partial(_branches, trainer)),
+            evaluations=evaluations_of(trainer.config, plan, branches),
             choices=abilities(trainer.model).choices or None,
         )
     )
@@ -191,12 +191,6 @@ def _resume(trainer: Trainer, out: Path, found: FoundRun, terminal: Terminal) ->
     if found.changed:
         terminal.say(f"The run differs from the checkpoint's in: {', '.join(found.changed)}.", style="yellow")
     return trainer.state.iteration
-
-
-def _branches(trainer: Trainer, sigma: float) -> int:
-    """Network evaluations of one velocity in training."""
-    guided = abilities(trainer.model).guided
-    return 1 if guided is None else guided.branches(sigma, trainer.config.model.training_guidance)
 
 
 def _open_metrics(trainer: Trainer, found: FoundRun, terminal: Terminal, resumed: int | None) -> Metrics:

@@ -35,9 +35,6 @@ class Gaussian:
             noise = masked
         return self.mean + self._spread(self.std) * noise
 
-    def part(self, place: slice) -> Gaussian:
-        return Gaussian(self.mean[:, place], self.std)
-
     def expand(self, count: int) -> Gaussian:
         """The distributions of `count` samples, each repeated for equally many consecutive ones; self where there are `count` already."""
         std = self.std if self.std.ndim == 0 else expanded(self.std, count)
@@ -47,7 +44,9 @@ class Gaussian:
         """Mean log-density over latent dimensions, with the full normalisation, one value per sample (and part, where there are `places`)."""
         _same_shape(x, self.mean, "x")
         if self.places:
-            return torch.stack([self.part(place).log_prob(x[:, place]) for place in self.places], dim=1)
+            return torch.stack(
+                [Gaussian(self.mean[:, place], self.std).log_prob(x[:, place]) for place in self.places], dim=1
+            )
         self._require_noise("log_prob")
         std = self.std.to(torch.float32)
         quadratic = self._mean_latent(((x - self.mean) / self._spread(std)).square())
@@ -55,7 +54,6 @@ class Gaussian:
         return -0.5 * quadratic - log_normaliser
 
     def kl(self, other: Gaussian) -> Tensor:
-        """KL(self || other) per latent dimension, one value per sample."""
         _same_shape(other.mean, self.mean, "other.mean")
         self._require_noise("kl")
         other._require_noise("kl")
@@ -85,8 +83,6 @@ def expanded(rows: Tensor, count: int) -> Tensor:
     """`count` rows, of which equally many consecutive ones are each of the given. Their gradients are summed in a fixed order."""
     if len(rows) == count:
         return rows
-    if count % len(rows):
-        raise ValueError(f"{count} samples cannot be shared out evenly to {len(rows)} rows.")
     if len(rows) == 1:
         return rows.expand(count, *rows.shape[1:])  # no copy
     return rows.unsqueeze(1).expand(len(rows), count // len(rows), *rows.shape[1:]).flatten(0, 1)

@@ -92,7 +92,6 @@ class Linear(_Ito):
     """FlowGRPO on Wan, and Flash-GRPO: diffusion eta sigma_1 s, which falls to 0 with s. Their released code runs eta 1."""
 
     second: OfGrid = 1.0
-    """sigma_1, the second sigma of the grid."""
 
     def variance(self, p: Tensor, q: Tensor) -> Tensor:
         return (self.eta * self.second * p) ** 2 * (p - q)
@@ -170,7 +169,6 @@ EXACT = " or ".join(name for name, kind in KERNELS.items() if not kind.leaves_no
 
 
 def find_kernel(name: str) -> type[Kernel]:
-    """The class of a kernel: one that comes with the package, or a user's by its import path."""
     if ":" not in name:
         if name not in KERNELS:
             raise ValueError(

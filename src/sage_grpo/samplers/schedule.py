@@ -77,10 +77,8 @@ class Schedule:
         return (chosen[0], chosen[-1] + 1) if chosen else (self.num_steps, self.num_steps)
 
     def around(self, before: int | None, after: int | None) -> Schedule:
-        """The same stochastic steps, with other numbers of deterministic steps before and after them; None leaves a part.
-
-        A part that is empty stays empty. New sigmas lie on the line through the old ones, evenly in the old step's index.
-        """
+        """The same stochastic steps, with other numbers of deterministic steps before and after them, evenly in the old step's index; None leaves
+        a part."""
         first, stop = self.exploring_range()
         parts = [
             _respaced(self.sigmas[: first + 1], before),
@@ -92,7 +90,6 @@ class Schedule:
 
 
 def _respaced(sigmas: Tensor, steps: int | None) -> Tensor:
-    """The same ends with `steps` steps between them."""
     old = len(sigmas) - 1
     if steps is None or old < 1 or steps == old:
         return sigmas

@@ -44,17 +44,14 @@ def overfull(kernel: Kernel, schedule: Schedule) -> list[int]:
 
 
 def swallowed(kernel: Kernel, schedule: Schedule) -> list[int]:
-    """The steps, before the very last, in which the kernel has no noise: those above a clamp. Members of a group do not diverge there."""
+    """The steps, before the very last, in which the kernel has no noise: those above a clamp."""
     sigma, sigma_next = schedule.pairs()
     return ((kernel(sigma, sigma_next).std == 0) & (sigma_next > 0)).nonzero()[:, 0].tolist()
 
 
 def explore(grid: Schedule, wanted: Sequence[bool], kernel: Kernel, deterministic_last: bool | None) -> Schedule:
-    """The grid with the wanted steps stochastic, except those at its end that would hold too much noise.
-
-    None depends on the kernel: where it leaves noise, the last step is deterministic, and so are those before it that hold too much. True
-    makes the last step deterministic and no other; false leaves all as wanted (as in the paper).
-    """
+    """The grid with the wanted steps stochastic. None makes the last step deterministic where the kernel leaves noise, and those before it that
+    hold too much; true the last step alone; false none (as in the paper)."""
     last = kernel.leaves_noise if deterministic_last is None else deterministic_last
     schedule = grid.exploring(wanted, deterministic_last=last)
     quiet = set(swallowed(kernel, grid))

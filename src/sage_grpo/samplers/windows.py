@@ -33,12 +33,10 @@ class Window:
     """Drawn windows start at one of these steps; None allows every step that can be trained."""
     weights: list[Positive] | None = None
     """Relative frequency of each step of `at`, in any unit; None is equal. `sage-grpo probe` recommends some."""
-    branches: Count = 1
-    """Drawn windows: how many different steps a prompt draws; each makes a group of its own, from the same start noise."""
 
     def __post_init__(self) -> None:
         if self.kind != "drawn":
-            for name, unused in (("at", None), ("weights", None), ("branches", 1)):
+            for name, unused in (("at", None), ("weights", None)):
                 if getattr(self, name) != unused:
                     raise ValueError(f"window.{name} is for drawn windows: set window.kind to drawn, or leave it out.")
             return
@@ -46,20 +44,15 @@ class Window:
             raise ValueError(f"window.at must name different steps, got {self.at}.")
         if self.weights is not None and (self.at is None or len(self.weights) != len(self.at)):
             raise ValueError(f"window.weights {self.weights} needs one weight for every step of window.at {self.at}.")
-        if self.at is not None and self.branches > len(self.at):
-            raise ValueError(f"window.branches {self.branches} needs as many steps in window.at, got {self.at}.")
 
     @property
     def size(self) -> int:
-        """Number of steps in a window that is not `all`."""
         return self.length if self.length is not None else 1 if self.kind == "drawn" else 4
 
     def steps(self, num_steps: int, iteration: int = 0, seed: int = 0) -> tuple[bool, ...]:
         """One flag per step, for windows that all groups of an iteration share."""
         if self.kind == "all":
             return (True,) * num_steps
-        if self.kind == "drawn":
-            raise ValueError("A drawn window is a matter of each group: use `draw`.")
         first = self.start
         if self.kind != "fixed":
             stop = num_steps if self.stop is None else min(self.stop, num_steps)
@@ -82,19 +75,17 @@ class Window:
             raise ValueError(f"A window that starts at step {first}: of {num_steps} steps one of {self.size} {places}.")
         return tuple(first <= index < first + self.size for index in range(num_steps))
 
-    def draw(self, allowed: list[int], prompts: int, iteration: int, seed: int) -> list[list[int]]:
-        """First steps of the groups of every prompt, `branches` each, among the allowed ones (which are `at` where it is given).
+    def draw(self, allowed: list[int], prompts: int, iteration: int, seed: int) -> list[int]:
+        """First step of every prompt's window, among the allowed ones (which are `at` where it is given).
 
-        Stratified: over the groups of an iteration every step is drawn as often as its weight says, to the nearest whole number;
-        which prompt gets which is random. A prompt's own steps are different as long as no step outweighs 1 / branches.
+        Stratified: over the prompts of an iteration every step is drawn as often as its weight says, to the nearest whole number;
+        which prompt gets which is random.
         """
         draw = random.Random(f"branch/{seed}/{iteration}")
         weights = self.weights or [1.0] * len(allowed)
         bounds = list(accumulate(weight / sum(weights) for weight in weights))
-        count = prompts * self.branches
         offset = draw.random()
-        points = [(offset + number) / count for number in range(count)]
+        points = [(offset + number) / prompts for number in range(prompts)]
         drawn = [allowed[min(bisect.bisect_right(bounds, point), len(allowed) - 1)] for point in points]
-        rows = [drawn[prompt::prompts] for prompt in range(prompts)]
-        draw.shuffle(rows)
-        return rows
+        draw.shuffle(drawn)
+        return drawn

@@ -6,9 +6,11 @@ in the other order. So every tensor of one layout is a tensor, a third or a swap
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from importlib import resources
 from pathlib import Path
 
 import torch
@@ -30,69 +32,8 @@ d = d.get('model', d); save_file({k: v.contiguous() for k, v in d.items()}, 'mod
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """Wrappers that training leaves inside names: compilation, sharding, gradient checkpointing."""
 
-_NETWORK = {
-    "time_in.mlp.0": "time_embed.timestep_embedder.linear_1",
-    "time_in.mlp.2": "time_embed.timestep_embedder.linear_2",
-    "time_r_in.mlp.0": "time_embed.timestep_embedder_r.linear_1",
-    "time_r_in.mlp.2": "time_embed.timestep_embedder_r.linear_2",
-    "txt_in.t_embedder.mlp.0": "context_embedder.time_text_embed.timestep_embedder.linear_1",
-    "txt_in.t_embedder.mlp.2": "context_embedder.time_text_embed.timestep_embedder.linear_2",
-    "txt_in.c_embedder.linear_1": "context_embedder.time_text_embed.text_embedder.linear_1",
-    "txt_in.c_embedder.linear_2": "context_embedder.time_text_embed.text_embedder.linear_2",
-    "txt_in.input_embedder": "context_embedder.proj_in",
-    "byt5_in.layernorm": "context_embedder_2.norm",
-    "byt5_in.fc1": "context_embedder_2.linear_1",
-    "byt5_in.fc2": "context_embedder_2.linear_2",
-    "byt5_in.fc3": "context_embedder_2.linear_3",
-    "vision_in.proj.0": "image_embedder.norm_in",
-    "vision_in.proj.1": "image_embedder.linear_1",
-    "vision_in.proj.3": "image_embedder.linear_2",
-    "vision_in.proj.4": "image_embedder.norm_out",
-    "img_in.proj": "x_embedder.proj",
-    "cond_type_embedding": "cond_type_embed",
-    "final_layer.adaLN_modulation.1": "norm_out.linear",
-    "final_layer.linear": "proj_out",
-}
-_REFINER = {
-    "self_attn_qkv": "attn.to_q attn.to_k attn.to_v",
-    "norm1": "norm1",
-    "norm2": "norm2",
-    "self_attn_proj": "attn.to_out.0",
-    "mlp.fc1": "ff.net.0.proj",
-    "mlp.fc2": "ff.net.2",
-    "adaLN_modulation.1": "norm_out.linear",
-}
-_BLOCK = {
-    "img_mod.linear": "norm1.linear",
-    "txt_mod.linear": "norm1_context.linear",
-    "img_attn_q": "attn.to_q",
-    "img_attn_k": "attn.to_k",
-    "img_attn_v": "attn.to_v",
-    "img_attn_q_norm": "attn.norm_q",
-    "img_attn_k_norm": "attn.norm_k",
-    "img_attn_proj": "attn.to_out.0",
-    "txt_attn_q": "attn.add_q_proj",
-    "txt_attn_k": "attn.add_k_proj",
-    "txt_attn_v": "attn.add_v_proj",
-    "txt_attn_q_norm": "attn.norm_added_q",
-    "txt_attn_k_norm": "attn.norm_added_k",
-    "txt_attn_proj": "attn.to_add_out",
-    "img_mlp.fc1": "ff.net.0.proj",
-    "img_mlp.fc2": "ff.net.2",
-    "txt_mlp.fc1": "ff_context.net.0.proj",
-    "txt_mlp.fc2": "ff_context.net.2",
-}
-
-
-DIFFUSERS = {
-    authors + one: tuple(stock + name for name in several.split())
-    for authors, stock, names in (
-        ("", "", _NETWORK),
-        ("txt_in.individual_token_refiner.blocks.#.", "context_embedder.token_refiner.refiner_blocks.#.", _REFINER),
-        ("double_blocks.#.", "transformer_blocks.#.", _BLOCK),
-    )
-    for one, several in names.items()
-}
+_LAYERS = json.loads((resources.files("sage_grpo.tools") / "hunyuan15_layers.json").read_text())
+DIFFUSERS = {original: tuple(names) for original, names in _LAYERS.items()}
 """Diffusers' names of an original layer, # for the number of a block; several share a matrix there, in this order."""
 ORIGINAL = {name: original for original, names in DIFFUSERS.items() for name in names}
 

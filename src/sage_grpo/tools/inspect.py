@@ -7,11 +7,9 @@ manifold (variance left there is noise in the video), c = 1 a direction along it
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,14 +20,12 @@ from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.sde_steps import swallowed
 from sage_grpo.samplers.transition import Transition
 
-SPAN_LIMIT = 100.0
-"""Equalizer weights that differ by more than this need a cap."""
+SPAN_LIMIT = 100.0  # equalizer weights that differ by more than this need a cap
 PROPORTION = 2.0
 """A step whose noise, or whose factor on x, is more than this multiple of its neighbors' mean is reported."""
 CONVERGES = 0.97
 """A kernel whose variance tends to less converges to a wrong law; a large amplification reveals one that explodes."""
-CLOSE = 0.05
-"""Kernels that keep the mixture exact end this close to the ODE's variance, or get a warning."""
+CLOSE = 0.05  # kernels that keep the mixture exact end this close to the ODE's variance, or get a warning
 
 
 @dataclass(frozen=True)
@@ -63,13 +59,8 @@ class KernelReport:
     """Largest over smallest sensitivity of the trained steps; None without trained steps."""
     warnings: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON (no infinities, no tuples)."""
-        return {**dataclasses.asdict(self), "rows": [dataclasses.asdict(row) for row in self.rows]}
-
 
 def kernel_name(kernel: Kernel) -> str:
-    """The name that a config file uses for a kernel."""
     return next((name for name, kind in KERNELS.items() if type(kernel) is kind), type(kernel).__name__)
 
 
@@ -89,7 +80,6 @@ def final_variance(kernel: Kernel, schedule: Schedule, data_variance: float) -> 
 
 
 def inspect_kernel(kernel: Kernel, schedule: Schedule) -> KernelReport:
-    """All properties of a kernel on a schedule."""
     step = transitions(kernel, schedule)
     trained = step.std > 0
     sensitivity = step.sensitivity
@@ -136,13 +126,9 @@ def warnings(kernel: Kernel, schedule: Schedule) -> list[str]:
     return [*instabilities(kernel, schedule), *_drawbacks(kernel, schedule, step)]
 
 
-def instabilities(kernel: Kernel, schedule: Schedule) -> list[str]:
+def instabilities(kernel: Kernel, schedule: Schedule) -> Iterator[str]:
     """The warnings about samples that leave the data."""
-    return list(_instabilities(kernel, schedule, transitions(kernel, schedule)))
-
-
-def _instabilities(kernel: Kernel, schedule: Schedule, step: Transition) -> Iterator[str]:
-    clamp, steps = getattr(kernel, "sigma_max", None), swallowed(kernel, schedule)
+    step, clamp, steps = transitions(kernel, schedule), getattr(kernel, "sigma_max", None), swallowed(kernel, schedule)
     # They are the first of the grid. A window with the step after them was meant to include them; a later one was not.
     if clamp is not None and steps and any(schedule.stochastic[: steps[-1] + 2]):
         inside = torch.zeros(schedule.num_steps, dtype=torch.bool)
@@ -187,7 +173,6 @@ def _instabilities(kernel: Kernel, schedule: Schedule, step: Transition) -> Iter
 
 
 def _drawbacks(kernel: Kernel, schedule: Schedule, step: Transition) -> Iterator[str]:
-    """Warnings about learning, not about samples."""
     if not kernel.leaves_noise:
         yield from _out_of_proportion(kernel, step)
     if float(schedule.sigmas[-1]) == 0 and float(step.std[-1]) > 0:
@@ -215,7 +200,13 @@ def _drawbacks(kernel: Kernel, schedule: Schedule, step: Transition) -> Iterator
             f"Equaliser weights span {span:.0f}x, from step {most} up to step {least}: the loud steps then carry mostly noise. Cap "
             f"the weights, or train a window that leaves out step {least} or step {most}."
         )
-    yield from _shrunk(kernel, schedule)
+    # Kernels that keep the mixture exact lose variance all the same where a step renews much of the noise with the velocity of its start.
+    found, plain = final_variance(kernel, schedule, 1.0), final_variance(Ode(), schedule, 1.0)
+    if not kernel.leaves_noise and _limit(kernel, schedule) > CONVERGES and found < (1 - CLOSE) * plain:
+        yield (
+            f"Along the data manifold the samples have {found / plain:.2f} times the variance that the ODE gives on this grid: take more "
+            "steps, lower eta, or let fewer steps explore."
+        )
 
 
 def _transitions(kernel: Kernel, sigmas: Tensor, stochastic: tuple[bool, ...]) -> Transition:
@@ -252,7 +243,6 @@ def _span(values: Tensor) -> float | None:
 
 
 def _listed(flags: Tensor) -> str:
-    """'step 3', 'steps 0 to 2' or 'steps 0, 4 and 7'."""
     steps = flags.nonzero()[:, 0].tolist()
     if len(steps) == 1:
         return f"step {steps[0]}"
@@ -261,43 +251,20 @@ def _listed(flags: Tensor) -> str:
     return f"steps {', '.join(map(str, steps[:-1]))} and {steps[-1]}"
 
 
-def proportions(step: Transition) -> list[tuple[int, str, float, float]]:
-    """(step, "std" or "a", value, mean of its neighbours) wherever a value is more than PROPORTION times that mean.
-
-    Neighbours are the steps before and after that explore, too.
-    """
+def _out_of_proportion(kernel: Kernel, step: Transition) -> Iterator[str]:
+    """Steps with a value above PROPORTION times the mean of those before and after it that explore, too."""
     explores, found = (step.std > 0).tolist(), []
-    for name, values in (("std", step.std.tolist()), ("a", step.a.abs().tolist())):
+    for words, values in (("noise of std", step.std.tolist()), ("a factor on x of", step.a.abs().tolist())):
         for index, value in enumerate(values):
             beside = [values[i] for i in (index - 1, index + 1) if 0 <= i < len(values) and explores[i]]
-            if explores[index] and beside and value > PROPORTION * sum(beside) / len(beside):
-                found.append((index, name, value, sum(beside) / len(beside)))
-    return found
-
-
-def _out_of_proportion(kernel: Kernel, step: Transition) -> Iterator[str]:
-    words = {"std": "noise of std", "a": "a factor on x of"}
-    listed = "; ".join(
-        f"step {i} has {words[name]} {value:.3g}, its neighbours {mean:.3g}"
-        for i, name, value, mean in proportions(step)
-    )
+            mean = sum(beside) / len(beside) if explores[index] and beside else math.inf
+            if value > PROPORTION * mean:
+                found.append(f"step {index} has {words} {value:.3g}, its neighbours {mean:.3g}")
     advice = "The mixture stays exact, so that this harms no clip; but members of a group part mostly there."
     if kernel.leaves_noise:
         advice = "Take more steps, lower eta, leave such a step out with a window, or take sage_exact."
-    if listed:
-        yield f"Out of proportion: {listed}. {advice}"
-
-
-def _shrunk(kernel: Kernel, schedule: Schedule) -> Iterator[str]:
-    """Kernels that keep the mixture exact lose variance all the same where a step renews much of the noise and the velocity is that of its
-    start."""
-    found, plain = final_variance(kernel, schedule, 1.0), final_variance(Ode(), schedule, 1.0)
-    if kernel.leaves_noise or not _limit(kernel, schedule) > CONVERGES or found >= (1 - CLOSE) * plain:
-        return
-    yield (
-        f"Along the data manifold the samples have {found / plain:.2f} times the variance that the ODE gives on this grid: take more steps, lower "
-        "eta, or let fewer steps explore."
-    )
+    if found:
+        yield f"Out of proportion: {'; '.join(found)}. {advice}"
 
 
 def _limit(kernel: Kernel, schedule: Schedule) -> float:

@@ -9,7 +9,6 @@ from sage_grpo.config.metadata import Content, Course, Effect, Machine, Record, 
 from sage_grpo.config.ranges import Count, Decay, Folder, Natural, NotNegative, Positive, Range, Seed, Share, checked
 from sage_grpo.distributed.spec import ParallelSpec, RaySpec
 from sage_grpo.health.config import SentinelConfig
-from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.distilled import steps_of
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.objectives.base import Objective
@@ -83,8 +82,6 @@ class RolloutConfig:
     after_fraction: Annotated[float, Range(0, 1, open_below=True)] = 1.0
     """Share of the deterministic steps after those that explore that is kept, at least one of them: what `after_steps` is for windows that move
     (MixGRPO-Flash)."""
-    cheap: CheapSpec = CheapSpec()
-    """Approximations of steps that do not explore."""
     storage: Literal["float32", "bfloat16"] = "float32"
     """Precision in which trajectories are kept; the rollout itself runs through the stored values, so ratios stay exact."""
     offload: Speed[bool] = False
@@ -167,9 +164,7 @@ class OptimizerConfig:
     target_kl: Positive | None = None
     """The learning rate follows so that the policies before and after a rollout's updates are this far apart: nats of the whole path of
     a rollout (the exact KL, summed over its trained steps and all latent dimensions). In bfloat16 rounding alone has a KL (0.05 of branch, 3 of
-    sage with a Wan of 12 million parameters), which a target must be above. None leaves it alone."""
-    max_lr_factor: Positive = 1.0
-    """With target_kl: the largest factor on the learning rate; 1 never exceeds optimizer.lr. The smallest is 0.001."""
+    sage with a Wan of 12 million parameters), which a target must be above. It never exceeds lr, nor falls below a thousandth of it. None leaves it alone."""
     max_kl: Positive | None = None
     """A rollout's updates that move the policy by more nats than this are scaled back to it, measured to within 2%, so that none can wreck the
     policy. Costs a copy of the trainable weights, and where it acts two to four passes per prompt (at most 12). In bfloat16 it must be above
@@ -191,10 +186,6 @@ class OptimizerConfig:
     """Decay of an exponential moving average of the weights, per update; None keeps none."""
 
     def __post_init__(self) -> None:
-        if self.target_kl is None and self.max_lr_factor != 1.0:
-            raise ValueError(
-                f"optimizer.max_lr_factor ({self.max_lr_factor}) needs optimizer.target_kl, which is not set."
-            )
         if self.target_kl is not None and self.max_kl is not None and self.max_kl < self.target_kl:
             raise ValueError(
                 f"optimizer.max_kl ({self.max_kl}) is below optimizer.target_kl ({self.target_kl}), which no rollout could then "
@@ -292,15 +283,13 @@ class LogConfig:
 
     affects: ClassVar[Effect] = "start"
     tensorboard: bool = True
-    """Scalars and videos for TensorBoard."""
+    """Scalars for TensorBoard."""
     wandb: str | None = None
     """Weights & Biases project; needs the extra sage-grpo[wandb]."""
-    trackio: str | None = None
-    """Trackio project; needs the extra sage-grpo[trackio]."""
     name: str | None = None
-    """Name of the run at W&B and trackio; null takes the folder's. Two runs of one name stay two."""
+    """Name of the run at W&B; null takes the folder's. Two runs of one name stay two."""
     group: str | None = None
-    """Group of the run at W&B and trackio."""
+    """Group of the run at W&B."""
     entity: str | None = None
     """W&B user or team that the project belongs to; null takes your default."""
     tags: list[str] = field(default_factory=list)
@@ -393,16 +382,10 @@ class TrainConfig:
 
     @property
     def explores(self) -> bool:
-        """True if the objective learns from exploring steps, False if clips are sampled with the ODE."""
         return self.build_objective().samples == "sde"
 
     def check_objective(self) -> None:
-        """Refuse what the objective cannot honour."""
         objective, kind = self.build_objective(), self.objective.kind
-        if self.rollout.cheap.on and self.rollout.window.kind == "all" and objective.samples == "sde":
-            raise ValueError(
-                "rollout.cheap needs a window: with window.kind all every step explores, and those are always exact."
-            )
         if self.data.clips is not None and not objective.given_clips:
             raise ValueError(
                 f"data.clips gives clips in place of rollouts, from which objective.kind {kind} cannot learn: use dpo (pairs) or sft, "
@@ -411,7 +394,7 @@ class TrainConfig:
         objective.check(self)
         mode, once = self.trust_region.mode, self.update.updates_per_rollout == 1
         live = once and not objective.lags  # the rollout's policy is still the live one
-        inert = mode == "stepwise" and live and self.trust_region.estimator == "closed_form"
+        inert = mode == "stepwise" and live
         if self.kl.kind == "share" and (mode == "none" or inert):
             why = "which has no gradient with update.updates_per_rollout 1" if inert else "so that there is no KL"
             raise ValueError(
@@ -429,7 +412,6 @@ class TrainConfig:
         return self.data.held_out if self.rewards else None
 
     def _check_workers(self) -> None:
-        """Refuse runs whose rollouts cannot be sampled by workers, or not in advance."""
         rollout, ray, stale = self.rollout, self.rollout.on == "ray", self.rollout.staleness > 0
         reasons = {
             "data.clips: clips are given, so that there is nothing to sample": ray and self.data.clips is not None,
@@ -447,7 +429,6 @@ class TrainConfig:
             )
 
     def _check_sigmas(self) -> None:
-        """Refuse `rollout` and `evaluate` options that disagree with the number of steps of model.sigmas."""
         levels, rollout, evaluate = self.model.sigmas, self.rollout, self.evaluate
         wrong = {
             f"rollout.steps {rollout.steps}": rollout.steps != len(levels),
@@ -464,7 +445,7 @@ class TrainConfig:
 
     def _check_clips(self) -> None:
         """Refuse fewer trained clips than updates where clips are dealt out."""
-        update, clips = self.update, self.batch.prompts * self.rollout.window.branches * self.batch.trained
+        update, clips = self.update, self.batch.prompts * self.batch.trained
         if update.deal == "clips" and update.repeat:
             raise ValueError(
                 "update.deal clips does not go with update.repeat true, where every update trains every clip: leave one of them out."

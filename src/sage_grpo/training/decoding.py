@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from random import Random
 
 import numpy as np
 import torch
@@ -35,60 +34,9 @@ def frames_needed(model: VelocityModel, reward: CompositeReward) -> list[int] | 
     return None if read is None else sorted({*read, *frames_seen(video.frames)})
 
 
-CONTEXT = 2
-"""Latent frames that are decoded before an excerpt, without a gradient, and cut off: a decoder treats the first frames
-of a clip differently."""
-
-
-def check_differentiable(model: VelocityModel, reward: CompositeReward, frames: int | None) -> None:
-    """Refuse models that cannot decode with a graph, and excerpts that cannot be decoded or need not be; `frames` is
-    the length of an excerpt."""
-    if reward.learns_from_clips:
-        pixels_of(model)
-    if frames is not None and not reward.learns_from_clips:
-        raise ValueError(
-            f"objective.frames {frames}: every reward that counts reads latents, and nothing is decoded; leave it out."
-        )
-    if frames is not None and abilities(model).parts is not None:
-        raise ValueError(
-            f"objective.frames {frames}: clips of this model have several parts, and are decoded whole; leave it out."
-        )
-    if frames is not None and model.latent_shape()[1] == 1:
-        raise ValueError(
-            f"objective.frames {frames}: clips of this model are one latent frame, and have no excerpts; leave it out."
-        )
-
-
-def draw_excerpt(model: VelocityModel, frames: int | None, draw: Random) -> range | None:
-    """A random range of neighbouring latent frames that make about this many frames; None is the whole clip."""
-    if frames is None:
-        return None
-    whole = model.latent_shape()[1]
-    count = max(1, min(whole, round(frames / _stride(model))))
-    start = draw.randrange(whole - count + 1)
-    return range(start, start + count)
-
-
-def pixels_read(model: VelocityModel, reward: CompositeReward, latents: Tensor, excerpt: range | None = None) -> Tensor:
-    """Latents to float clips with a graph, exact at the frames that counting rewards read.
-
-    excerpt: latent frames that become a clip of their own, the only ones with a gradient.
-    """
-    if excerpt is None:
-        read = reward.frames_read(model.video.frames, model.video.fps, counting=True)
-        return pixels_of(model)(latents, read)
-    first, stop = excerpt.start, excerpt.stop
-    before, own = latents[:, :, max(0, first - CONTEXT) : first].detach(), latents[:, :, first:stop]
-    skipped = 1 + _stride(model) * (before.shape[2] - 1) if first else 0
-    count = 1 + _stride(model) * (before.shape[2] + own.shape[2] - 1) - skipped
-    read = reward.frames_read(count, model.video.fps, counting=True)
-    frames = None if read is None else [skipped + frame for frame in read]
-    return pixels_of(model)(torch.cat([before, own], dim=2), frames)[:, skipped:]
-
-
-def _stride(model: VelocityModel) -> int:
-    """Frames of a clip that a latent frame after the first makes."""
-    return max(1, (model.video.frames - 1) // max(1, model.latent_shape()[1] - 1))
+def pixels_read(model: VelocityModel, reward: CompositeReward, latents: Tensor) -> Tensor:
+    """Latents to float clips with a graph, exact at the frames that counting rewards read."""
+    return pixels_of(model)(latents, reward.frames_read(model.video.frames, model.video.fps, counting=True))
 
 
 class DecodedClips:
@@ -102,7 +50,6 @@ class DecodedClips:
         self._sparse = None if frames is None else black_clips(count, model.video)
 
     def add(self, latents: Tensor) -> Tensor:
-        """Decode a micro-batch and return its clips."""
         if self._sparse is None:
             self._whole.append(self.model.decode(latents))
             return self._whole[-1]

@@ -7,14 +7,13 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from sage_grpo.data.groups import Member, MicroBatch
-from sage_grpo.data.prompts import Prompt
+from sage_grpo.data.prompts import Prompt, PromptStream, look_ahead
 from sage_grpo.distributed.world import World
 from sage_grpo.health.statistics import thumbnails
 from sage_grpo.models.base import VelocityModel, abilities, network_of, sound_of
@@ -22,13 +21,13 @@ from sage_grpo.models.policy import Policy
 from sage_grpo.rewards.base import AsyncScoring, CompositeReward
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.decoding import LATENTS, DecodedClips, Encoder, draw_excerpt, frames_needed, pixels_read
+from sage_grpo.training.decoding import LATENTS, DecodedClips, Encoder, frames_needed, pixels_read
 from sage_grpo.training.inputs import conditions_of
 from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.loss import RewardSignal, needs_velocity_old
 from sage_grpo.training.offload import VaeMover
 from sage_grpo.training.plan import Group, Plan, Replay
-from sage_grpo.training.planner import Planner, check_cheap, parts_of
+from sage_grpo.training.planner import Planner, parts_of
 from sage_grpo.training.reference import PastWeights
 from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage
 from sage_grpo.training.scoring import ScoredClips, Scores, metadata_of, score_here
@@ -43,7 +42,6 @@ class Workers(Protocol):
     """Sampling by other processes, or with older weights."""
 
     row: dict[str, float]
-    """Metrics of the last iteration."""
 
     def roll_out(self, due: Plan, coming: Sequence[Plan], shows: Callable[[int], bool]) -> Rollout:
         """The rollout of the due iteration; the `coming` ones may be started."""
@@ -82,10 +80,8 @@ class RolloutEngine:
             config, grid, config.kernel.build(grid), model.trains, self.world.size, network_of(model)
         )
         self.planner.check()
-        check_cheap(config, model, self.planner)
         self.vae = VaeMover(model, config.model)
         self.clip_encoder = Encoder(model, Path(config.out) / LATENTS, self.vae.decoding) if examples else None
-        """Encodes given clips."""
 
     @property
     def storage(self) -> Storage:
@@ -97,7 +93,6 @@ class RolloutEngine:
         )
 
     def conditions(self, plan: Plan) -> dict[int, Conditioning]:
-        """Conditionings of this rank's groups."""
         groups = [plan.groups[index] for index in plan.members(self.world.rank)]
         found = conditions_of(self.model, [group.prompt for group in groups])
         return {group.index: condition for group, condition in zip(groups, found)}
@@ -118,7 +113,6 @@ class RolloutEngine:
             ),
             storage=self.storage,
             solver=config.solver,
-            cheap=config.cheap,
             examples=partial(self.example, plan) if plan.examples else None,
             progress=self.clock.ticker(passes.total()),
         )
@@ -132,7 +126,6 @@ class RolloutEngine:
         return Policy(self.model, self.planner.kernel, group.schedule, self.config.model.training_guidance, places)
 
     def replayed(self, plan: Plan, replay: Replay, conditions: Conditions) -> tuple[Policy, tuple[Conditioning, ...]]:
-        """The policy of a replay, and the conditionings of its rows."""
         groups = [member.group for member in replay.members]
         first = plan.groups[groups[0]]
         policy = self.policy(first)
@@ -192,28 +185,23 @@ class RolloutEngine:
         latents: Tensor | None = None,
         sound: Sound | None = None,
     ) -> Scores:
-        """Rewards of this process's clips."""
         members = self.scored(plan)
         shown = [plan.groups[member.group].prompt for member in members]
         return score_here(self.reward, videos, members, shown, self.model.video.fps, early, latents, sound)
 
     def gather(self, scores: Scores) -> Scores:
-        """The scores of all ranks."""
         return scores.gathered(self.world, self.reward.max_failed_fraction, torch.float32)
 
     def differentiate(self, plan: Plan, rollout: Rollout) -> dict[tuple[Member, ...], RewardSignal]:
         """The gradient of the reward at the latents of every clip, by micro-batch. Clips go one at a time, because a decoder's graph is large,
         unless they are decoded in batches."""
         tick = self.clock.ticker(sum(len(batch.members) for batch, _ in rollout.latents))
-        signals, seed, fps, frames = {}, self.config.seed, self.model.video.fps, self.config.objective.frames
-        together = self.config.batch.micro_batch if not self.config.model.vae_slicing and frames is None else 1
+        signals, fps, pixels = {}, self.model.video.fps, partial(pixels_read, self.model, self.reward)
+        together = 1 if self.config.model.vae_slicing else self.config.batch.micro_batch
         with self.vae.decoding() if self.reward.learns_from_clips else nullcontext():
             for batch, latents in rollout.latents:
                 rows, prompt = [], plan.group_of(batch).prompt
-                for some, member in zip(latents.split(together), batch.members[::together]):
-                    draw = Random(f"excerpt/{seed}/{plan.iteration}/{member.group}/{member.index}")
-                    excerpt = draw_excerpt(self.model, frames, draw)
-                    pixels = partial(pixels_read, self.model, self.reward, excerpt=excerpt)
+                for some in latents.split(together):
                     rows.append(self.reward.gradient(some, pixels, prompt.text, fps, metadata_of(prompt)))
                     for _ in some:
                         tick()
@@ -229,3 +217,37 @@ class RolloutEngine:
             return []
         batches = plan.batches(self.world.rank)
         return [member for place in self.world.mine(len(batches)) for member in batches[place].members]
+
+
+class EncodeAhead:
+    """Encodes this rank's prompts of the iterations up to `data.encode_ahead`, and the held-out ones, so that text encoders leave the memory."""
+
+    def __init__(self, engine: RolloutEngine, held_out: Sequence[Prompt]) -> None:
+        self.engine, self.held_out = engine, held_out[: engine.config.evaluate.prompts]
+        self.encoded: dict[Prompt, Conditioning] = {}
+        """The model itself keeps no conditionings in memory."""
+        self.until = 0
+        """Iteration up to which prompts are encoded."""
+
+    def run(self, stream: PromptStream, iteration: int) -> None:
+        engine, config, planner = self.engine, self.engine.config, self.engine.planner
+        later = 1 + config.rollout.staleness
+        if self.until >= min(config.iterations, iteration + later):
+            return
+        coming = PromptStream(stream.prompts, config.seed)
+        coming.position = stream.position
+        batches = (coming.take(config.batch.prompts) for _ in range(iteration, config.iterations))
+        places = [planner.places(rank) for rank in range(engine.world.size)]
+        least = later * config.batch.prompts if later > 1 else 0
+        near = look_ahead(batches, places, max(config.data.encode_ahead, least))
+        training = [batch[place] for batch in near for place in places[engine.world.rank]]
+        prompts = list(dict.fromkeys([*training, *self.held_out]))
+        with engine.clock("encode"):
+            tick = engine.clock.ticker(len(prompts))
+            self.encoded = {prompt: self.encoded[prompt] for prompt in prompts if prompt in self.encoded}
+            for prompt in prompts:
+                if prompt not in self.encoded:
+                    (self.encoded[prompt],) = conditions_of(engine.model, [prompt])
+                tick()
+        engine.model.unload_text()
+        self.until = iteration + len(near)

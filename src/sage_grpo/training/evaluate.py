@@ -34,7 +34,6 @@ class Evaluation:
     clips: Tensor
     """The first few clips of this rank, which are saved as videos."""
     captions: list[str]
-    """Prompts of `clips`."""
     report: str = ""
     """Failed rewards with their prompts and reasons, for the terminal; empty if none failed."""
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -102,7 +101,6 @@ def check_evaluation(reward: CompositeReward, prompts: int, config: EvalConfig, 
 
 
 def _rows(scored: Scores, prompts: Sequence[Prompt], seed: int, clips: list[Member]) -> list[dict[str, Any]]:
-    """Scores of every clip, in the order of prompts; `clips` are those that this rank shows."""
     columns = {"total": scored.total.tolist(), **{name: values.tolist() for name, values in scored.parts.items()}}
     rows = []
     for number, member in enumerate(map(Member, scored.groups.tolist(), scored.indices.tolist())):
@@ -122,7 +120,6 @@ def _rows(scored: Scores, prompts: Sequence[Prompt], seed: int, clips: list[Memb
 
 
 def members_of(prompts: int, per_prompt: int) -> list[Member]:
-    """The clips of an evaluation."""
     return [Member(group, index) for group in range(prompts) for index in range(per_prompt)]
 
 

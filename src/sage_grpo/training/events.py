@@ -21,13 +21,11 @@ class StopRequest:
         self._set = threading.Event()
 
     def set(self) -> None:
-        """Ask the run to stop: it finishes its iteration, saves and ends. An evaluation is cut short and done again
-        later."""
+        """Ask the run to stop: it finishes its iteration, saves and ends. An evaluation is cut short and done again later."""
         self._set.set()
 
     @property
     def asked(self) -> bool:
-        """True if a stop was requested."""
         return self.signal is not None or self._set.is_set()
 
     @contextmanager
@@ -56,13 +54,11 @@ class IterationEvent:
     """An iteration is done."""
 
     iteration: int
-    """Iterations completed."""
     metrics: dict[str, float]
     """Its row of metrics.jsonl."""
     videos: Tensor
     """The clips that this process scored, uint8 N x F x H x W x 3."""
     prompts: list[str]
-    """Their prompts."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,6 @@ class EvaluationEvent:
     """The first few clips (`evaluate.show`)."""
     prompts: list[str]
     best: bool
-    """True if it is the best so far."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +80,6 @@ class CheckpointEvent:
 
     iteration: int
     folder: Path
-    complete: bool
-    """False while it is still being written in the background (parallel.async_checkpoint)."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +114,6 @@ class RunEnded:
     """End of a run."""
 
     iteration: int
-    """Iterations completed."""
     stopped: bool
     """True if it was asked to stop before the last iteration."""
     model: Any = None

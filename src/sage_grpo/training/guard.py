@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_grpo.distributed import checkpoint
+from sage_grpo.distributed.world import World
 from sage_grpo.health.checks import LEAST
 from sage_grpo.health.sentinel import Finding
 from sage_grpo.training.config import TrainConfig
@@ -17,28 +18,21 @@ from sage_grpo.training.state import TrainState
 
 @dataclass
 class HealthGuard:
-    """Passes every iteration and evaluation to the sentinel, and acts between iterations. All ranks call it alike and
-    do the same."""
+    """Passes every iteration and evaluation to the sentinel, and acts between iterations, alike on all ranks."""
 
     config: TrainConfig
     state: TrainState
-    writer: checkpoint.Writer
+    world: World
     root: Path
-    """Folder of the run's checkpoints."""
     held_out: bool
-    """True if there are prompts to evaluate on."""
     report: Callable[[SentinelEvent], None] = lambda event: None
-    """Receives findings and actions, for the loop's observers."""
     stops: bool = False
-    """True if the run is to end here."""
     _found: list[Finding] = field(default_factory=list)
 
     def see_row(self, row: Mapping[str, float]) -> dict[str, float]:
-        """Pass a finished iteration to the sentinel; returns the sentinel's metrics."""
         return self._see(self.state.sentinel.observe(self.state.iteration, row))
 
     def see_evaluation(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Pass an evaluation (`Evaluation.rows`) to the sentinel."""
         scores = {name: [row["scores"][name] for row in rows] for name in (rows[0]["scores"] if rows else ())}
         per_prompt = self.config.evaluate.per_prompt
         return self._see(self.state.sentinel.evaluated(self.state.iteration, scores, per_prompt) if scores else [])
@@ -50,8 +44,7 @@ class HealthGuard:
         return {} if self.config.sentinel.action == "off" else metrics
 
     def act(self) -> bool:
-        """Report the findings since the last call and take the configured action; returns True if the weights have
-        changed."""
+        """Report the findings since the last call and take the configured action; True if the weights have changed."""
         config, sentinel, found = self.config.sentinel, self.state.sentinel, self._found
         self._found = []
         for finding in found:
@@ -69,11 +62,8 @@ class HealthGuard:
         return False
 
     def mark(self, *, saving: bool) -> bool:
-        """Mark the current weights as good, if they are; returns True if they must be saved.
-
-        Weights are good if they have just been evaluated; in a run without evaluations, if their checkpoint is saved
-        anyway.
-        """
+        """Mark the current weights as good if they have just been evaluated, or, in a run without evaluations, if they are saved anyway;
+        returns True if they must be saved."""
         state, sentinel = self.state, self.state.sentinel
         evaluates = self.held_out and (self.config.evaluate.every > 0 or bool(self.config.evaluate.early))
         judged = state.evaluated == state.iteration if evaluates else saving
@@ -86,10 +76,8 @@ class HealthGuard:
         return True
 
     def roll_back(self, why: str) -> bool:
-        """Roll back to the good checkpoint, with shorter steps; after too many rollbacks the run ends there. Returns
-        True if it rolled back."""
-        sentinel, world = self.state.sentinel, self.writer.world
-        self.writer.finish()
+        """Roll back to the good checkpoint, with shorter steps; after too many rollbacks the run ends there. True if it rolled back."""
+        sentinel, world = self.state.sentinel, self.world
         if sentinel.good is None:
             return self._stop(why, "There is no good checkpoint to go back to.")
         folder = self.root / f"{sentinel.good:06d}"

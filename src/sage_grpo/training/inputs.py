@@ -55,9 +55,7 @@ class Inputs:
     model: VelocityModel
     reward: CompositeReward
     prompts: Sequence[Prompt]
-    """Training prompts."""
     held_out: Sequence[Prompt] = ()
-    """Held-out prompts; without any there is no evaluation."""
     examples: Examples | None = None
     """Clips to learn from, where prompts come with them."""
 
@@ -104,11 +102,7 @@ def check_model(model: VelocityModel) -> ModelSpec:
 
 
 def build(config: TrainConfig, world: World | None = None, given: Overrides | None = None) -> Inputs:
-    """Build all inputs that the configuration names, except those that a program passes.
-
-    Prompts and rewards come first (which are tried out): finding a broken one takes seconds, and loading a model takes
-    minutes.
-    """
+    """Build all inputs that the configuration names, except those that a program passes; what fails in seconds comes before the model."""
     world, given = world or World(), given or Overrides()
     get_ready(wanted=config.model.deterministic)
     device = _device(config, world, given)
@@ -148,7 +142,6 @@ def _device(config: TrainConfig, world: World, given: Overrides) -> torch.device
 
 
 def compiles(config: TrainConfig, device: torch.device) -> tuple[bool, str]:
-    """Decide on compiling the blocks; returns the decision and its reason."""
     if config.model.deterministic and device.type in DEVICES:
         if config.model.compile:
             raise ConfigError(
@@ -177,7 +170,6 @@ def load_rewards(
 
 
 def check_gradients(specs: Sequence[RewardSpec], objects: Mapping[str, Reward]) -> None:
-    """Refuse counting rewards that cannot be differentiated; `objects` are the rewards passed as objects, by name."""
     for spec in specs:
         there = objects.get(spec.name)
         able = has_gradient(spec) if there is None else isinstance(there, DifferentiableReward)
@@ -212,9 +204,8 @@ def load_sources(config: TrainConfig, given: Overrides | None = None) -> tuple[l
         prompts: Sequence[Prompt] = load_examples(clips, pairs=config.group_size > 1)
     else:
         prompts = given.prompts if given.prompts is not None else prompts_from(config.data.prompts, split="train")
-    if given.held_out is not None:
-        return list(prompts), list(given.held_out)
-    return list(prompts), [] if source is None else prompts_from(source)
+    held_out = given.held_out if given.held_out is not None else prompts_from(source) if source is not None else ()
+    return list(prompts), list(held_out)
 
 
 def prompts_from(source: str, *, split: Listed = "heldout") -> list[Prompt]:
@@ -230,7 +221,6 @@ def prompts_from(source: str, *, split: Listed = "heldout") -> list[Prompt]:
 
 
 def pictures_of(prompt: Prompt) -> Tensor | None:
-    """A prompt's image, uint8 H x W x 3; with an image for the last frame both, 2 x H x W x 3."""
     return read_pictures(prompt.image, prompt.last_image)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import chain
+from operator import or_
 
 from sage_grpo.training.plan import Plan, Replay
 
@@ -21,7 +22,6 @@ class ScheduledReplay:
     """The rank's own replay whose states go through the network."""
     network: int
     counts: bool = True
-    """False for padding."""
 
 
 @dataclass(frozen=True)
@@ -30,20 +30,13 @@ class Lockstep:
 
     plan: Plan
 
-    @property
-    def _ranks(self) -> range:
-        return range(len(self.plan.shares))
-
     def idle_passes(self, rank: int) -> Counter[int]:
-        """Padding passes of a rank in the rollout, by network."""
-        return self._most_passes - self.plan.rollout_passes(rank)
+        return _most(map(self.plan.rollout_passes, range(len(self.plan.shares)))) - self.plan.rollout_passes(rank)
 
     def replays(self, rank: int, update: int) -> list[ScheduledReplay]:
-        """A rank's passes in an update."""
         return self._padded(rank, self.plan.replays(rank, update), self._most_replays[update], [update])
 
     def kl_probes(self, rank: int) -> list[ScheduledReplay]:
-        """A rank's passes that measure the KL of the updates."""
         updates = range(self.plan.updates)
         return self._padded(rank, list(self.plan.kl_replays(rank)), self._most_probes, updates)
 
@@ -53,14 +46,14 @@ class Lockstep:
 
     @property
     def probe_rounds(self) -> int:
-        """Passes that measure the KL on every rank, with padding."""
         return self._most_probes.total()
 
     def padding(self, rank: int, network: int, updates: Sequence[int]) -> ScheduledReplay:
         """The padding pass of a rank: its first replay of this network, or another rank's step on its own states."""
         # A rank without trained clips still has states.
         states = [one for update in updates for one in self.plan.replayable(rank, update)]
-        others = (one for other in self._ranks for update in updates for one in self.plan.replayable(other, update))
+        ranks = range(len(self.plan.shares))
+        others = (one for other in ranks for update in updates for one in self.plan.replayable(other, update))
         replay = next(one for one in chain(states, others) if self.plan.network_of(one) == network)
         return ScheduledReplay(replay, replay if replay in states else states[0], network, counts=False)
 
@@ -75,23 +68,20 @@ class Lockstep:
         return result
 
     @cached_property
-    def _most_passes(self) -> Counter[int]:
-        return _most([self.plan.rollout_passes(rank) for rank in self._ranks])
-
-    @cached_property
     def _most_replays(self) -> list[Counter[int]]:
-        plan, result = self.plan, []
+        plan, ranks, result = self.plan, range(len(self.plan.shares)), []
         for update in range(plan.updates):
-            most = _most([Counter(map(plan.network_of, plan.replays(rank, update))) for rank in self._ranks])
+            most = _most(Counter(map(plan.network_of, plan.replays(rank, update))) for rank in ranks)
             if not most.total():  # nothing was chosen (dpo with equal rewards): one pass of weight 0
-                most[next(plan.network_of(one) for rank in self._ranks for one in plan.replayable(rank, update))] = 1
+                most[next(plan.network_of(one) for rank in ranks for one in plan.replayable(rank, update))] = 1
             result.append(most)
         return result
 
     @cached_property
     def _most_probes(self) -> Counter[int]:
-        return _most([Counter(map(self.plan.network_of, self.plan.kl_replays(rank))) for rank in self._ranks])
+        ranks = range(len(self.plan.shares))
+        return _most(Counter(map(self.plan.network_of, self.plan.kl_replays(rank))) for rank in ranks)
 
 
-def _most(counts: Sequence[Counter[int]]) -> Counter[int]:
-    return Counter({network: max(count[network] for count in counts) for network in (0, 1)})
+def _most(counts: Iterable[Counter[int]]) -> Counter[int]:
+    return reduce(or_, counts)

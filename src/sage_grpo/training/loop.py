@@ -29,8 +29,7 @@ class Evaluated:
 
 
 class Observer:
-    """Receives the events of a run; a subclass overrides those that it needs. All ranks call their observers alike and
-    in the same order."""
+    """Receives the events of a run, on all ranks alike and in the same order; a subclass overrides those that it needs."""
 
     def shows(self, number: int) -> bool:
         """True if it needs full clips in the next iteration, after `number`: only then are they decoded whole."""
@@ -43,7 +42,7 @@ class Observer:
         """An evaluation is complete."""
 
     def saved(self, folder: Path) -> None:
-        """A checkpoint is written, or is being written in the background."""
+        """A checkpoint is written."""
 
     def health_event(self, event: SentinelEvent) -> None:
         """The sentinel reports a finding or an action."""
@@ -57,8 +56,7 @@ class Saver(Protocol):
         ...
 
     def save(self, *, needed: bool) -> Path | None:
-        """Save now; `needed` by a sentinel that may roll back to this point. Returns the folder, or None if saving
-        failed."""
+        """Save now, `needed` if the sentinel may roll back to this point; returns the folder, or None if saving failed."""
         ...
 
 
@@ -75,13 +73,11 @@ class Loop:
     saver: Saver
     observers: Sequence[Observer]
     points: Collection[int]
-    """Numbers of iterations after which evaluations run."""
     stop: StopRequest
     evaluation: Callable[[Callable[[], None]], Evaluation] | None = None
     """Evaluates in place of the trainer, where some results are known already."""
 
     def run(self) -> bool:
-        """Iterate to the end; returns True if the run was stopped before it."""
         trainer, state, world = self.trainer, self.trainer.state, self.trainer.world
         self.guard.report = self._report
         try:
@@ -102,8 +98,6 @@ class Loop:
                 if self.guard.act() and last and trainer.held_out:
                     self._evaluate()  # the last metrics must be those of the final weights
                 stopping = world.any(self.stop.asked) or self.guard.stops
-                if trainer.writer.background and world.any(trainer.writer.failed):
-                    trainer.writer.finish()  # raises the error of the background writer
                 self._save(due=self.saver.due(number, last=last, stopping=stopping))
                 if stopping and not last:
                     return True
@@ -129,7 +123,6 @@ class Loop:
         return any(observer.shows(number) for observer in self.observers)
 
     def _due(self) -> bool:
-        """True if an evaluation is due now and has not run yet."""
         state = self.trainer.state
         return bool(self.trainer.held_out) and state.iteration in self.points and state.evaluated < state.iteration
 
@@ -143,18 +136,16 @@ class Loop:
             observer.evaluated(found)
 
     def _leave_if_asked(self) -> None:
-        """Stop an evaluation after a micro-batch if a stop was requested. The last evaluation is finished: no run would
-        continue it."""
+        """Stop an evaluation after a micro-batch if asked, except the last, which no run would continue."""
         trainer = self.trainer
         if trainer.world.any(self.stop.asked) and trainer.state.iteration < trainer.config.iterations:
             raise Interrupted
 
     def _save(self, *, due: bool) -> None:
         """Save if it is due, or if the sentinel marks these weights as good."""
-        sentinel = self.trainer.state.sentinel
-        before = sentinel.good
+        before = self.trainer.state.sentinel.good
         if self.guard.mark(saving=due):
-            self._write(needed=sentinel.good != before)
+            self._write(needed=self.trainer.state.sentinel.good != before)
 
     def _write(self, *, needed: bool) -> None:
         folder = self.saver.save(needed=needed)

@@ -40,7 +40,6 @@ class TrainItem:
 
     record: Record
     step: int
-    """Index in the record's schedule."""
     label: int
     """The step's index in the run's own grid, under which it is logged."""
     advantage: Tensor
@@ -48,7 +47,6 @@ class TrainItem:
     """Share of each clip in the update's mean; 0 for masked clips and for padding that keeps ranks in lockstep."""
     equalizer: float
     network: int = 0
-    """The network of the model that runs."""
     v_reference: Tensor | None = None
     at_reference: bool = False
     """True if the policy equals the reference, so that the KL and its gradient are 0."""
@@ -97,12 +95,10 @@ class StatePart:
 
 
 def views(parts: Sequence[StatePart], item: TrainItem, step: Step) -> list[tuple[TrainItem, Step]]:
-    """An item and its step as the losses see them: by part, or whole."""
     return [part.view(item, step) for part in parts] or [(item, step)]
 
 
 def joined(gradients: Sequence[Tensor], parts: Sequence[StatePart], whole: Tensor) -> Tensor:
-    """Combine the gradients at the parts into one at the whole velocity, 0 elsewhere."""
     if not parts:
         (gradient,) = gradients
         return gradient
@@ -120,7 +116,6 @@ def replay(item: TrainItem, device: torch.device, x: Tensor | None = None) -> St
 
 
 def log_probs(objective: Objective, item: TrainItem, step: Step, parts: Sequence[StatePart]) -> Tensor:
-    """Log-probabilities of a step's end by clip, with one column per part."""
     columns = []
     for view, law in views(parts, item, step):
         x_next = to_device(view.record.x_next, law.velocity.device, torch.float32)
@@ -139,25 +134,19 @@ class Loss:
     value: Tensor
     """Weighted mean of the objective's loss, before the equaliser; detached."""
     raw: Tensor
-    """Gradient of the objective's loss without the equaliser."""
     policy: Tensor
-    """Gradient of the objective's loss, equalised."""
     trust: Tensor
-    """Gradient of lambda times the KL."""
     squares: tuple[Tensor, Tensor]
     """Squared norms of `policy` and `trust` with a row for every clip: their ratio depends on neither sharing nor ranks."""
     metrics: dict[str, Tensor]
-    """Weighted means of the objective's own diagnostics."""
 
     @property
     def total(self) -> Tensor:
-        """The gradient that goes through the network."""
         return self.policy + self.trust
 
 
 def needs_velocity_old(objective: Objective, region: TrustRegion) -> bool:
-    """True if the rollout must keep its velocities."""
-    return (region.uses_stepwise and region.estimator == "closed_form") or objective.needs_velocity_old
+    return region.uses_stepwise or objective.needs_velocity_old
 
 
 def loss_of(objective: Objective, region: TrustRegion, item: TrainItem, step: Step, *, kl_lambda: float) -> Loss:
@@ -191,9 +180,7 @@ def loss_of(objective: Objective, region: TrustRegion, item: TrainItem, step: St
         pair=item.pair,
     )
     terms, scale = objective.loss(replayed), objective.scale(replayed.dims)
-    kl = region.penalty(
-        v=v, v_old=v_old, v_reference=v_reference, sensitivity=sensitivity, log_prob=log_prob, log_prob_old=log_prob_old
-    )
+    kl = region.penalty(v=v, v_old=v_old, v_reference=v_reference, sensitivity=sensitivity, clips=len(x_next))
     value = (item.weight * terms.loss).sum()
     (raw,) = torch.autograd.grad(scale * value, v, retain_graph=True)
     trust = torch.zeros_like(raw)

@@ -1,12 +1,12 @@
-"""Placement of weights over ranks, of tensors between GPU and CPU, and of the VAE between decodings; deterministic
-backward passes."""
+"""Memory of a process: weights over ranks, tensors and VAE between GPU and CPU, activations for the backward pass; deterministic sums."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from sage_grpo.distributed.spec import ParallelError, ParallelSpec
 from sage_grpo.distributed.world import World
 from sage_grpo.models.base import VelocityModel, abilities
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.training.config import TrainConfig
+from sage_grpo.types import Keep
 
 
 def distribute(model: VelocityModel, spec: ParallelSpec, world: World) -> Engine:
@@ -56,7 +58,6 @@ def to_storage(x: Tensor, device: torch.device, dtype: torch.dtype | None = None
 
 
 def settle(device: torch.device) -> None:
-    """Wait for all copies from this device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -78,7 +79,6 @@ class VaeMover:
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
-        """Context with the VAE on the model's device."""
         device = self.model.device
         self.model.place("vae", device)
         yield
@@ -88,7 +88,6 @@ class VaeMover:
             self.bytes = max(self.bytes, held - self._held())
 
     def observe(self, times: Mapping[str, float]) -> None:
-        """Decide by the memory peaks of an iteration's phases, in GiB."""
         peaks = [gib * 2**30 for name, gib in times.items() if name.startswith("time/peak_gib_")]
         if not peaks or not self.bytes:
             return
@@ -178,3 +177,22 @@ def same_bits(device: torch.device, *, wanted: bool) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         deterministic.fill_uninitialized_memory = filled
+
+
+def set_activations(config: TrainConfig, model: VelocityModel, chosen: Sequence[Keep] | None) -> None:
+    """Set the activations that a model's blocks keep, and record the choice; None decides from the configuration alone."""
+    if chosen is None:
+        chosen = configured(config.update.gradient_checkpointing, len(model.blocks()), cuda=model.device.type == "cuda")
+    model.keep(list(chosen))
+    abilities(model).choices["blocks keep"] = kept(chosen)
+
+
+def configured(asked: bool | Literal["attention", "auto"], blocks: int, *, cuda: bool) -> list[Keep]:
+    """The level of every block; "auto" where memory is not known is attention on a GPU and all on a CPU."""
+    known: dict[bool | str, Keep] = {True: "input", False: "all", "attention": "attention"}
+    return [known.get(asked) or ("attention" if cuda else "all")] * blocks
+
+
+def kept(chosen: Sequence[Keep]) -> str:
+    words = {"all": "everything", "attention": "attention's outputs", "input": "their input only"}
+    return ", ".join(f"{words[level]} ({count} of {len(chosen)})" for level, count in Counter(chosen).items())

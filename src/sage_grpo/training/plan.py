@@ -1,9 +1,4 @@
-"""The plan of an iteration as pure data: schedules of the groups, passes that members share, and replays of every
-update.
-
-Rollout and update execute it, the terminal prints it, tests count it. Its only tensors are schedules, and it needs no
-weights.
-"""
+"""The plan of an iteration as pure data: schedules of the groups, passes that members share, and replays of every update."""
 
 from __future__ import annotations
 
@@ -11,11 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.models.cheap import Guide
 from sage_grpo.objectives.base import NoiseLevels
 from sage_grpo.samplers.schedule import Schedule
 
@@ -25,20 +19,16 @@ class KlProbe:
     """One trained step of a group at which the KL of the updates is measured."""
 
     step: int
-    """Index in the group's schedule."""
     weight: float
     """Factor on the step's KL that makes it an unbiased estimate of the sum over the group's trained steps."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Clips that are compared with one another: one prompt, one schedule, and, if `shared`, one state to branch
-    from."""
+    """Clips that are compared with one another: one prompt, one schedule, and, if `shared`, one state to branch from."""
 
     index: int
-    """Index among the iteration's groups."""
-    number: int
-    """Index of its prompt among the iteration's prompts; key of the start noise."""
+    """Index among the iteration's groups, and so of its prompt; key of the start noise."""
     prompt: Prompt
     schedule: Schedule
     """Its grid, with the steps that explore."""
@@ -48,14 +38,11 @@ class Group:
     trained: tuple[tuple[int, ...], ...]
     """The steps that every update replays, in order, as indices in `schedule` (or in `levels`)."""
     shared: bool
-    """Members start from the same noise: all steps up to the first exploring one run once."""
     kl_probe: KlProbe | None = None
     """Step at which the KL of the iteration's updates is measured; None measures none."""
     levels: NoiseLevels | None = None
     """Fresh noise levels at which its clips are learned; `trained` are then indices of these. None trains steps of
     `schedule`."""
-    guides: tuple[Guide, ...] = ()
-    """Guidance of every step of `schedule`, if steps that do not explore are cheap; empty if all are exact."""
 
     @cached_property
     def branch(self) -> int:
@@ -67,7 +54,6 @@ class Group:
 
     @property
     def replayed(self) -> Schedule:
-        """The schedule whose steps updates replay: its own, or that of fresh noise levels."""
         return self.schedule if self.levels is None else self.levels.schedule
 
     def sigma(self, step: int) -> float:
@@ -80,28 +66,14 @@ class Group:
 
     @cached_property
     def path_key(self) -> Hashable:
-        """Key that is equal for groups whose passes can be batched from noise to their replays: same sigmas, exploring
-        and trained steps."""
+        """Key that is equal for groups whose passes can be batched from noise to their replays."""
         schedule = self.schedule
         return tuple(schedule.sigmas.tolist()), schedule.stochastic, self.offset, self.trained, self.shared
-
-    def guide(self, step: int) -> Guide:
-        return self.guides[step] if self.guides else "exact"
 
     def noise(self) -> dict[str, Any]:
         """Its noise levels and exploring steps, for schedule.json: readers of a run do not have the model."""
         schedule = self.schedule
         return {"sigmas": schedule.sigmas.tolist(), "stochastic": list(schedule.stochastic), "offset": self.offset}
-
-
-class PrefixPass(NamedTuple):
-    """Key of a network pass before the members of a group branch; groups with equal keys make the pass once."""
-
-    number: int
-    """Index of the prompt among the iteration's prompts."""
-    sigmas: tuple[float, ...]
-    """Noise levels up to here."""
-    guide: Guide = "exact"
 
 
 @dataclass(frozen=True)
@@ -110,10 +82,8 @@ class Pass:
 
     sigma: float
     rows: int
-    """Clips in the batch."""
     shared: bool
     """One row per group, because its members have not branched yet."""
-    guide: Guide = "exact"
 
 
 @dataclass(frozen=True)
@@ -124,11 +94,9 @@ class Replay:
     """Index in the schedule (or the levels) of its members' groups."""
     members: tuple[Member, ...]
     shared: bool
-    """Members of a group share one state."""
 
     @property
     def rows(self) -> int:
-        """States that go through the network together."""
         return len({member.group for member in self.members}) if self.shared else len(self.members)
 
 
@@ -142,7 +110,6 @@ class Plan:
     equalizer: dict[int, float]
     """Weight of every trained step, by its label."""
     shares: tuple[tuple[MicroBatch, ...], ...]
-    """Micro-batches of every data-parallel rank."""
     network: Callable[[float], int] = field(default=lambda sigma: 0, compare=False)
     """The network that runs at sigma: 0 for high noise, 1 for the other expert of a model with two."""
     prefix_batch: int = 1
@@ -163,7 +130,6 @@ class Plan:
         return len(self.groups[0].trained)
 
     def batches(self, rank: int) -> list[MicroBatch]:
-        """The micro-batches that a rank samples."""
         return [batch for batch in self.shares[rank] if not batch.filler]
 
     def group_of(self, batch: MicroBatch) -> Group:
@@ -172,26 +138,16 @@ class Plan:
 
     def members(self, rank: int) -> dict[int, tuple[Member, ...]]:
         """A rank's members of every group of which it has any."""
+        if rank not in self._members:
+            own: dict[int, tuple[Member, ...]] = {}
+            for member in (member for batch in self.batches(rank) for member in batch.members):
+                own[member.group] = (*own.get(member.group, ()), member)
+            self._members[rank] = own
         return self._members[rank]
 
     @cached_property
-    def _members(self) -> list[dict[int, tuple[Member, ...]]]:
-        ranks: list[dict[int, tuple[Member, ...]]] = []
-        for rank in range(len(self.shares)):
-            own: dict[int, list[Member]] = {}
-            for batch in self.batches(rank):
-                for member in batch.members:
-                    own.setdefault(member.group, []).append(member)
-            ranks.append({group: tuple(members) for group, members in own.items()})
-        return ranks
-
-    def prefix(self, group: Group) -> list[PrefixPass]:
-        """Keys of a group's network passes before its members branch: the prompt and the sigmas so far.
-
-        Groups of one prompt have the same passes until the first of them branches.
-        """
-        sigmas = group.schedule.sigmas.tolist()
-        return [PrefixPass(group.number, tuple(sigmas[: step + 1]), group.guide(step)) for step in range(group.branch)]
+    def _members(self) -> dict[int, dict[int, tuple[Member, ...]]]:
+        return {}
 
     def prefixes(self, rank: int) -> list[tuple[Group, ...]]:
         """A rank's groups with a shared prefix; groups that are batched are in one tuple."""
@@ -206,17 +162,12 @@ class Plan:
         ]
 
     def tasks(self, rank: int = 0) -> list[Plan]:
-        """A rank's rollout in independent parts, each as a plan for one rank: whole groups, with the micro-batches and
-        shared passes of the whole plan, so that the numbers are the same."""
+        """A rank's rollout in independent parts of whole groups, each as a plan for one rank, with the batches of the whole."""
         batches = self.batches(rank)
         together = [{member.group for member in batch.members} for batch in batches]
         together += [{group.index for group in groups} for groups in self.prefixes(rank)]
-        shared: dict[int, set[int]] = {}
-        for index in self.members(rank):
-            if self.groups[index].shared:
-                shared.setdefault(self.groups[index].number, set()).add(index)
         parts: list[set[int]] = []
-        for groups in [*together, *shared.values()]:
+        for groups in together:
             touched = [part for part in parts if part & groups]
             parts = [part for part in parts if not part & groups] + [groups.union(*touched)]
         return [
@@ -228,16 +179,15 @@ class Plan:
         """The network passes of a rank's rollout: shared passes of groups, each once, then those of the members."""
         if self.examples:
             return
-        keys = (key for groups in self.prefixes(rank) for key in zip(*map(self.prefix, groups)))
-        for key in dict.fromkeys(keys):
-            yield Pass(key[0].sigmas[-1], rows=len(key), shared=True, guide=key[0].guide)
+        for groups in self.prefixes(rank):
+            for sigma in groups[0].schedule.sigmas[: groups[0].branch].tolist():
+                yield Pass(sigma, rows=len(groups), shared=True)
         for batch in self.batches(rank):
             group = self.group_of(batch)
-            for step, sigma in enumerate(group.schedule.sigmas[group.branch : -1].tolist(), group.branch):
-                yield Pass(sigma, rows=len(batch.members), shared=False, guide=group.guide(step))
+            for sigma in group.schedule.sigmas[group.branch : -1].tolist():
+                yield Pass(sigma, rows=len(batch.members), shared=False)
 
     def rollout_passes(self, rank: int) -> Counter[int]:
-        """Passes of a rank's rollout, by network."""
         return Counter(self.network(one.sigma) for one in self.sampled(rank))
 
     @cached_property
@@ -252,36 +202,29 @@ class Plan:
         return 0 if self.chosen is None else len(self.groups) - len(trained)
 
     def replays(self, rank: int, update: int) -> list[Replay]:
-        """A rank's replays in an update, step by step. A pass with one trained clip is run whole, as in the rollout:
-        its ratios are then exactly 1 before the first update."""
+        """A rank's replays in an update. A pass with one trained clip is run whole, so that its ratios are exactly 1 before the first update."""
         every = self.replayable(rank, update)
         if self.chosen is None:
             return every
         return [replay for replay in every if not self.chosen[update].isdisjoint(replay.members)]
 
     def replayable(self, rank: int, update: int) -> list[Replay]:
-        """A rank's replays if every clip were trained; the rollout keeps records of all of these, because rewards come
-        later."""
-        own_members = self.members(rank)
-        groups, prefixes = [self.groups[index] for index in own_members], self.prefixes(rank)
-        steps = dict.fromkeys(step for group in groups for step in group.trained[update])
-        result = []
-        for step in steps:
+        """A rank's replays if every clip were trained; the rollout records all of these, because rewards come later."""
+        own_members, prefixes, result = self.members(rank), self.prefixes(rank), []
+        groups = [self.groups[index] for index in own_members]
+        for step in dict.fromkeys(step for group in groups for step in group.trained[update]):
             here = [group for group in groups if step in group.trained[update]]
             for together in prefixes:
                 if step in together[0].trained[update] and step < together[0].branch:
                     rows = tuple(member for group in together for member in own_members[group.index])
                     result.append(Replay(step, rows, shared=True))
             own = {group.index for group in here if step >= group.branch}
-            apart = [batch for batch in self.batches(rank) if self.group_of(batch).index in own]
+            apart = (batch for batch in self.batches(rank) if self.group_of(batch).index in own)
             result += [Replay(step, batch.members, shared=False) for batch in apart]
         return result
 
     def kl_replays(self, rank: int) -> dict[Replay, list[tuple[int, float]]]:
-        """The replays in which a rank measures the KL of the updates, with the rows that count and their weights.
-
-        Only the first member of a group counts, so that the result depends on neither ranks nor micro-batches.
-        """
+        """The replays in which a rank measures the KL of the updates, with the rows that count (the first member of a group) and their weights."""
         found: dict[Replay, list[tuple[int, float]]] = {}
         for replay in dict.fromkeys(r for update in range(self.updates) for r in self.replayable(rank, update)):
             for place, member in enumerate(replay.members):
@@ -296,11 +239,9 @@ class Plan:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """The networks in the order of an update; a gradient that is propagated back from the clip reaches the one for
-        low noise first."""
+        """The networks in the order of an update; a gradient that comes back from the clip reaches the one for low noise first."""
         backwards = any(group.levels is not None and group.levels.visited for group in self.groups)
         return (1, 0) if backwards else (0, 1)
 
     def labels(self, update: int) -> list[int]:
-        """The steps that an update trains, over all groups, in order."""
         return list(dict.fromkeys(group.label(step) for group in self.groups for step in group.trained[update]))

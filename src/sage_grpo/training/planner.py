@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from bisect import bisect
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,7 +16,6 @@ from sage_grpo.data.groups import Member, MicroBatch, deal, share_out, split_upd
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.models import ModelError
 from sage_grpo.models.base import VelocityModel, abilities
-from sage_grpo.models.cheap import Guide, check_negative
 from sage_grpo.objectives.base import Objective
 from sage_grpo.objectives.policy_gradient import equalizing_weights
 from sage_grpo.samplers.kernels import Kernel
@@ -37,42 +35,37 @@ class Planner:
 
     config: TrainConfig
     grid: Schedule
-    """The run's own grid."""
     kernel: Kernel
     trains: Callable[[float], bool]
     ranks: int = 1
-    """Data-parallel ranks."""
     network: Callable[[float], int] = field(default=lambda sigma: 0)
     """The network that runs at sigma (models/base.py)."""
     _trainable: dict[tuple[bool, ...], list[int]] = field(default_factory=dict, init=False, repr=False)
     """Trainable steps of the windows asked for so far, as a cache: all groups use a few windows."""
     _schedules: dict[tuple[bool, ...], tuple[Schedule, int]] = field(default_factory=dict, init=False, repr=False)
-    """Their schedules and offsets."""
     _squares: dict[tuple[int, ...], list[float]] = field(default_factory=dict, init=False, repr=False)
-    """Squared sensitivities of steps of the run's own grid."""
 
     @cached_property
     def objective(self) -> Objective:
         return self.config.build_objective()
 
     def plan(self, iteration: int, prompts: Sequence[Prompt]) -> Plan:
-        """The plan of an iteration over these prompts."""
         config, window = self.config, self.config.rollout.window
         if self.objective.samples == "ode":
             return self._without_noise(iteration, prompts)
         steps = config.rollout.steps
         if window.kind == "drawn":
             allowed = self.candidates()
-            rows = window.draw(allowed, len(prompts), iteration, config.seed)
-            windows = [(number, window.flags(first, steps)) for number, row in enumerate(rows) for first in row]
+            drawn = window.draw(allowed, len(prompts), iteration, config.seed)
+            windows = [window.flags(first, steps) for first in drawn]
             weighted = [step for first in allowed for step in self.trainable(window.flags(first, steps))]
         else:
             same = window.steps(steps, iteration, config.seed)
-            windows = [(number, same) for number in range(len(prompts))]
+            windows = [same] * len(prompts)
             weighted = self.trainable(same)
         groups = tuple(
-            self._group(index, number, prompts[number], flags, iteration)
-            for index, (number, flags) in enumerate(windows)
+            self._group(index, prompt, flags, iteration)
+            for index, (prompt, flags) in enumerate(zip(prompts, windows, strict=True))
         )
         return Plan(
             iteration=iteration,
@@ -86,10 +79,8 @@ class Planner:
 
     @property
     def _prefix_batch(self) -> int:
-        """Most groups that are batched. 1 with several ranks, because prompts of different lengths would take one rank
-        more passes than another, and with several groups per prompt, which share passes already."""
-        alone = self.ranks > 1 or self.config.rollout.window.branches > 1
-        return 1 if alone else self.config.batch.micro_batch
+        """Most groups that are batched; on several ranks prompts of different lengths would take one more passes than another."""
+        return 1 if self.ranks > 1 else self.config.batch.micro_batch
 
     def _filled_shares(self, groups: Sequence[Group]) -> tuple[tuple[MicroBatch, ...], ...]:
         """The micro-batches of one rank, filled across groups with the same path."""
@@ -109,26 +100,17 @@ class Planner:
         for index, prompt in enumerate(prompts):
             draw = random.Random(f"levels/{config.seed}/{iteration}/{index}")
             levels = self.objective.targets(self.grid, self.trains, draw)
-            count = len(levels.labels)
-            order = self.objective.order(count)
-            trained = (order,) if order is not None else tuple(map(tuple, self._deal(list(range(count)), draw)))
-            schedule = levels.rollout or grid
-            guides = () if levels.visited else self._guides(schedule)
-            groups.append(Group(index, index, prompt, schedule, 0, trained, shared=False, levels=levels, guides=guides))
+            order = self.objective.order(len(levels.labels))
+            dealt = [order] if order is not None else self._deal(list(range(len(levels.labels))), draw)
+            trained = tuple(map(tuple, dealt))
+            groups.append(Group(index, prompt, levels.rollout or grid, 0, trained, shared=False, levels=levels))
         ones, given = dict.fromkeys(range(self.grid.num_steps), 1.0), config.data.clips is not None
         return Plan(iteration, tuple(groups), config.group_size, ones, self.shares, self.network, examples=given)
 
     @cached_property
     def shares(self) -> tuple[tuple[MicroBatch, ...], ...]:
-        """Micro-batches of every rank; prompts that explore at different steps do not share one."""
-        batch, window = self.config.batch, self.config.rollout.window
-        return deal(
-            batch.prompts * window.branches,
-            self.config.group_size,
-            batch.micro_batch,
-            world_size=self.ranks,
-            apart=self._keeps_prompts_apart,
-        )
+        batch, apart = self.config.batch, self._keeps_prompts_apart
+        return deal(batch.prompts, self.config.group_size, batch.micro_batch, world_size=self.ranks, apart=apart)
 
     @property
     def _keeps_prompts_apart(self) -> bool:
@@ -136,9 +118,7 @@ class Planner:
         return rollout.window.kind == "drawn" or self._shares_start or self.objective.samples == "ode"
 
     def places(self, rank: int) -> list[int]:
-        """Indices of an iteration's prompts that a rank samples, equal in every iteration."""
-        branches = self.config.rollout.window.branches
-        return sorted({member.group // branches for batch in self.shares[rank] for member in batch.members})
+        return sorted({member.group for batch in self.shares[rank] for member in batch.members})
 
     @property
     def _shares_start(self) -> bool:
@@ -159,20 +139,17 @@ class Planner:
         return list(self._trainable[key])
 
     def candidates(self) -> list[int]:
-        """Steps at which a drawn window may start."""
         window, steps = self.config.rollout.window, self.config.rollout.steps
         allowed = [first for first in range(steps - window.size + 1) if self.trainable(window.flags(first, steps))]
-        if window.at is not None:
-            for first in window.at:
-                if first not in allowed:
-                    raise ValueError(
-                        f"rollout.window.at names step {first}, but with rollout.steps {steps} it may be {_listed(allowed)}: at others no step "
-                        f"can be trained. {self._why()}"
-                    )
-            return list(window.at)
-        if len(allowed) < window.branches:
-            raise ValueError(f"window.branches is {window.branches}, but only steps {allowed} can be trained. {LOOK}")
-        return allowed
+        for first in window.at or ():
+            if first not in allowed:
+                raise ValueError(
+                    f"rollout.window.at names step {first}, but with rollout.steps {steps} it may be {_listed(allowed)}: at others no step "
+                    f"can be trained. {self._why()}"
+                )
+        if not allowed:
+            raise ValueError(f"window.kind is drawn, but no step can be trained. {LOOK}")
+        return list(window.at or allowed)
 
     def check(self) -> None:
         """Fail before the first rollout if a plan of any iteration cannot work."""
@@ -186,12 +163,11 @@ class Planner:
         for iteration in range(config.iterations) if window.kind != "drawn" else ():
             first_seen.setdefault(window.steps(config.rollout.steps, iteration, config.seed), iteration)
         for flags, iteration in first_seen.items():
-            self._group(0, 0, Prompt(""), flags, iteration)
+            self._group(0, Prompt(""), flags, iteration)
         self.shares  # noqa: B018 - raises where ranks and rollouts do not go together
 
     def unexplored(self) -> str | None:
-        """A sentence on steps that the run's windows cover and that do not explore because they would hold too much
-        noise."""
+        """A sentence on steps that the run's windows cover and that do not explore because they would hold too much noise."""
         window, steps = self.config.rollout.window, self.config.rollout.steps
         wanted = [True] * steps
         if window.kind == "fixed":
@@ -205,7 +181,7 @@ class Planner:
     def _exploring(self, flags: Sequence[bool]) -> Schedule:
         return explore(self.grid, flags, self.kernel, self.config.rollout.deterministic_last)
 
-    def _group(self, index: int, number: int, prompt: Prompt, flags: Sequence[bool], iteration: int) -> Group:
+    def _group(self, index: int, prompt: Prompt, flags: Sequence[bool], iteration: int) -> Group:
         rollout, steps = self.config.rollout, self.trainable(flags)
         if not steps:
             raise ValueError(
@@ -217,21 +193,13 @@ class Planner:
         parts = self._choose(steps, random.Random(f"steps/{self.config.seed}/{iteration}{own}"))
         trained = tuple(tuple(step - offset for step in part) for part in parts)
         probe = self._kl_probe(index, offset, trained, iteration) if self.config.optimizer.measures_kl else None
-        guides = self._guides(schedule)
-        return Group(
-            index, number, prompt, schedule, offset, trained, shared=self._shares_start, kl_probe=probe, guides=guides
-        )
-
-    def _guides(self, schedule: Schedule) -> tuple[Guide, ...]:
-        cheap = self.config.rollout.cheap
-        return cheap.guides(schedule.sigmas[:-1].tolist(), schedule.stochastic, self.network) if cheap.on else ()
+        return Group(index, prompt, schedule, offset, trained, shared=self._shares_start, kl_probe=probe)
 
     def _why(self) -> str:
         left = self.unexplored()
         return f"{left[0].upper()}{left[1:]}. {LOOK}" if left else LOOK
 
     def _placed(self, flags: Sequence[bool]) -> tuple[Schedule, int]:
-        """The schedule of a group, and the offset of its step indices in the run's own grid."""
         rollout, key = self.config.rollout, tuple(flags)
         if key not in self._schedules:
             schedule = self._exploring(flags)
@@ -245,10 +213,8 @@ class Planner:
         return self._schedules[key]
 
     def _kl_probe(self, index: int, offset: int, trained: Sequence[Sequence[int]], iteration: int) -> KlProbe:
-        """A trained step for measuring the KL, drawn in proportion to its squared sensitivity, the main difference
-        between the KLs of steps (the rest is the change of the velocity). The groups' draws are evenly spaced, so that
-        together they cover the steps."""
-        groups = self.config.batch.prompts * self.config.rollout.window.branches
+        """A trained step for measuring the KL, drawn in proportion to its squared sensitivity; the groups' draws are evenly spaced."""
+        groups = self.config.batch.prompts
         steps = sorted({step for part in trained for step in part})
         key = tuple(step + offset for step in steps)
         if key not in self._squares:
@@ -256,8 +222,7 @@ class Planner:
         squares = self._squares[key]
         edges = list(accumulate(squares))
         draw = random.Random(f"gauge/{self.config.seed}/{iteration}").random()
-        place = bisect(edges, (draw + index) % groups / groups * edges[-1])
-        place = min(place, len(steps) - 1)  # rounding
+        place = min(bisect(edges, (draw + index) % groups / groups * edges[-1]), len(steps) - 1)
         return KlProbe(steps[place], edges[-1] / squares[place])
 
     def _choose(self, steps: list[int], draw: random.Random) -> list[list[int]]:
@@ -297,8 +262,7 @@ def _listed(steps: Sequence[int]) -> str:
 
 
 def choose(config: TrainConfig, plan: Plan, advantages: Tensor, valid: Tensor) -> Plan:
-    """Add the clips that updates train to a plan; returns the same plan if every update trains all of them.
-    `advantages` and `valid` have a value for every clip, group by group."""
+    """Add the clips that updates train to a plan; `advantages` and `valid` have a value for every clip, group by group."""
     objective = config.build_objective()
     updates, deals = plan.updates, config.update.deal == "clips" and plan.updates > 1
     if config.batch.trained >= plan.group_size and not deals and not objective.chooses:
@@ -328,51 +292,17 @@ def described(config: TrainConfig) -> str:
     """A sentence on the clips that each update trains; empty if every update trains all of them."""
     if config.data.clips is not None:
         return ""
-    dealt = config.update.deal == "clips" and config.update.updates_per_rollout > 1
-    words = [config.build_objective().choice(config.batch)]
-    words += [f"dealt out to {config.update.updates_per_rollout} updates"] if dealt else []
-    return ", ".join(word for word in words if word)
+    words, updates = [config.build_objective().choice(config.batch)], config.update.updates_per_rollout
+    if config.update.deal == "clips" and updates > 1:
+        words.append(f"dealt out to {updates} updates")
+    return ", ".join(filter(None, words))
 
 
 def foresee(config: TrainConfig, plan: Plan) -> Plan:
-    """Simulate `choose` before there are rewards, with random advantages, for counting network passes."""
+    """`choose` with random advantages, for counting network passes before there are rewards."""
     draw = torch.Generator().manual_seed(plan.iteration)
     clips = len(plan.groups) * plan.group_size
     return choose(config, plan, torch.rand(clips, generator=draw), torch.ones(clips, dtype=torch.bool))
-
-
-def check_cheap(config: TrainConfig, model: VelocityModel, planner: Planner) -> None:
-    """Refuse cheap steps that the model or the layout does not support."""
-    spec, guidance = config.rollout.cheap, config.model.training_guidance
-    if not spec.on:
-        return
-    guided = abilities(model).guided
-    if guided is None:
-        raise ModelError(
-            f"rollout.cheap needs a model with the ability `guided` (docs/extending.md), and {type(model).__name__} does not have it. "
-            "Leave it out."
-        )
-    check_negative(spec, lambda sigma: guided.branches(sigma, guidance))
-    if planner.ranks > 1 and not _in_step(planner):
-        raise ModelError(
-            "rollout.cheap.guidance and negative_every need ranks that make the same passes, because all of them gather the weights of each: "
-            "here they branch at different steps, or some have fewer passes. Use one place in rollout.window.at, and as many prompts as ranks or "
-            "a multiple of it."
-        )
-
-
-def _in_step(planner: Planner) -> bool:
-    """True if all ranks run the network equally often in every iteration."""
-    window = planner.config.rollout.window
-    if planner.objective.samples == "sde" and window.kind != "fixed" and len(window.at or ()) != 1:
-        return False
-    plan = planner.plan(0, [Prompt("")] * planner.config.batch.prompts)
-    first, *others = (_often(plan, rank) for rank in range(planner.ranks))
-    return all(other == first for other in others)
-
-
-def _often(plan: Plan, rank: int) -> Counter[tuple[int, Guide]]:
-    return Counter((plan.network(one.sigma), one.guide) for one in plan.sampled(rank))
 
 
 def parts_of(config: TrainConfig, model: VelocityModel) -> tuple[StatePart, ...]:

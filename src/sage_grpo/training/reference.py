@@ -31,6 +31,12 @@ class Snapshot:
         for name, p in self.params.items():
             p.lerp_(self.copies[name].to(p), 1.0 - kept)
 
+    @torch.no_grad()
+    def follow(self, decay: float) -> None:
+        """Average with the live weights; `decay` is the weight of the copies."""
+        for name, p in self.params.items():
+            self.copies[name].lerp_(p.to(self.copies[name]), 1.0 - decay)
+
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Context in which the model has these weights; the live ones are restored bit for bit, also after an error."""
@@ -64,8 +70,7 @@ class ReferencePolicy(Snapshot):
         return self.renewed_at == updates
 
     def passes(self, updates: int, count: int) -> list[bool]:
-        """A flag for each of the next `count` updates after `updates`, True where it runs the reference: elsewhere the policy equals it, so the KL
-        and its gradient are 0."""
+        """For each of the next `count` updates True where it runs the reference: elsewhere the policy equals it, so the KL and its gradient are 0."""
         return [not self.is_live(updates, later) for later in range(count)]
 
     def advance(self, updates: int) -> bool:
@@ -77,20 +82,6 @@ class ReferencePolicy(Snapshot):
         return True
 
 
-class Ema(Snapshot):
-    """An exponential moving average of the weights."""
-
-    def __init__(self, params: Mapping[str, nn.Parameter], *, decay: float) -> None:
-        super().__init__(params)
-        self.decay = decay
-
-    @torch.no_grad()
-    def advance(self) -> None:
-        """Average with the current weights."""
-        for name, p in self.params.items():
-            self.copies[name].lerp_(p.to(self.copies[name]), 1.0 - self.decay)
-
-
 class OldPolicy(Snapshot):
     """The old policy of losses at fresh noise levels: the weights before a rollout's updates, or an average that lags behind."""
 
@@ -99,7 +90,6 @@ class OldPolicy(Snapshot):
         self.lags = lags
         """True if it differs from the live weights between iterations; then it is part of the training state."""
         self.samples = samples
-        """True if a lagging old policy samples the clips."""
 
     @classmethod
     def of(
@@ -111,15 +101,8 @@ class OldPolicy(Snapshot):
         return cls(params, lags=objective.lags, samples=objective.spec.old_samples, offload=offload)
 
     def begin(self) -> None:
-        """Called before a rollout's updates."""
         if not self.lags:
             self.renew()
-
-    @torch.no_grad()
-    def follow(self, decay: float) -> None:
-        """Average a lagging policy with the live weights; `decay` is the weight of the old ones."""
-        for name, p in self.params.items():
-            self.copies[name].lerp_(p.to(self.copies[name]), 1.0 - decay)
 
 
 class PastWeights:
@@ -128,13 +111,10 @@ class PastWeights:
     def __init__(self, params: Mapping[str, nn.Parameter]) -> None:
         self.params = dict(params)
         self.since: dict[int, int] = {}
-        """By iteration, the iteration in which its weights were the newest."""
         self.weights: dict[int, Snapshot] = {}
-        """Weights by that iteration."""
 
     def promise(self, due: int, coming: Sequence[int]) -> dict[int, tuple[int, Snapshot]]:
-        """For the due iteration and for the coming ones: the iteration of their weights, and these weights. Iterations
-        without assigned weights get the current ones."""
+        """For the due iteration and the coming ones: the iteration of their weights (the current one if none is assigned), and these weights."""
         wanted = (due, *coming)
         if any(n not in self.since for n in wanted):
             self.weights[due] = Snapshot(self.params, offload=True)

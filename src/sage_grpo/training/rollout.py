@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
 
 from sage_grpo.data.groups import Member, MicroBatch
-from sage_grpo.models.cheap import CheapSpec
 from sage_grpo.models.policy import Policy, Step, started
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.path import interpolate, velocity
@@ -27,7 +26,6 @@ class Record:
 
     policy: Policy
     conditions: tuple[Conditioning, ...]
-    """One per row of `x`."""
     x: Tensor
     """State before the step: one row per member, or one per group where its members share it."""
     x_next: Tensor
@@ -50,12 +48,10 @@ class SavedRecord:
 
     @classmethod
     def of(cls, record: Record) -> SavedRecord:
-        """Copy them from a record. Call `settle` before the CPU reads it."""
         rows = (getattr(record, one.name) for one in fields(cls))
         return cls(*(None if own is None else to_storage(own, torch.device("cpu")) for own in rows))  # type: ignore[arg-type]
 
     def record(self, policy: Policy, conditions: tuple[Conditioning, ...]) -> Record:
-        """Rebuild the record; `conditions` are those of its rows."""
         return Record(policy, conditions, self.x, self.x_next, self.v_old, self.log_prob_old)
 
 
@@ -69,7 +65,6 @@ class Rollout:
     """Scored clips, if the workers that sampled them also scored them."""
 
     def record(self, plan: Plan, scheduled: ScheduledReplay) -> Record:
-        """The record of a pass. Padding replay: it has no old log-probability, so its ratio is 1."""
         record = self.records[scheduled.states]
         if scheduled.replay == scheduled.states:
             return record
@@ -107,24 +102,17 @@ class NoiseKeys:
     """All members of a group are noised again with the same noise: the common part of a pair's errors then cancels."""
 
     def start(self, group: Group, member: Member, shape: tuple[int, ...]) -> Tensor:
-        """Initial noise of a member; a prompt with its own seed gives the same noises in every iteration."""
         seed = group.prompt.seed
-        key = (self.seed, self.iteration, group.number) if seed is None else ("prompt", seed)
+        key = (self.seed, self.iteration, group.index) if seed is None else ("prompt", seed)
         return keyed_noise(shape, "start", *key, 0 if self.same_start else member.index)
 
     def step(self, members: Sequence[Member], step: int, shape: tuple[int, ...], kind: str = "step") -> Tensor:
-        """Exploration noise of a step (by its label) for every member."""
         rows = [keyed_noise(shape, kind, self.seed, self.iteration, m.group, m.index, step) for m in members]
         return torch.stack(rows)
 
     def fresh(self, members: Sequence[Member], level: int, shape: tuple[int, ...]) -> Tensor:
-        """Noise for clean clips at their group's level with this number."""
         keyed = [Member(member.group, 0) for member in members] if self.same_fresh else members
         return self.step(keyed, level, shape, "fresh")
-
-
-Known = dict[Hashable, tuple[Tensor, Tensor | None]]
-"""Velocities of shared passes by key, each with the contribution of guidance."""
 
 
 class Sampler:
@@ -140,8 +128,6 @@ class Sampler:
         keys: NoiseKeys,
         storage: Storage,
         solver: Rule = "euler",
-        cheap: CheapSpec | None = None,
-        known: Known | None = None,
         examples: Callable[[Member], Tensor] | None = None,
         progress: Callable[[], None] = lambda: None,
     ) -> None:
@@ -150,11 +136,6 @@ class Sampler:
         self.wanted = {replay for update in range(plan.updates) for replay in plan.replayable(rank, update)}
         self.kl_replays = plan.kl_replays(rank)
         self.result = Rollout()
-        self.reuse = cheap is not None and cheap.negative_every > 1
-        """True if cheap steps reuse the contribution of guidance."""
-        self.known: Known = {} if known is None else known
-        """Velocities of passes that several prefixes share; a caller may pass those of another sampler with the same
-        solver and policy."""
         self.examples = examples
         """Latents of given clips, in place of sampling."""
         self._forked: dict[Member, Tensor] = {}
@@ -182,7 +163,6 @@ class Sampler:
         With two networks, all ranks first run the one for high noise, because a sharded network needs all ranks.
         """
         prefixes = [_SharedPrefix(self, groups) for groups in self.plan.prefixes(self.rank)]
-        prefixes = sorted(prefixes, key=lambda prefix: prefix.group.branch)
         idle = Lockstep(self.plan).idle_passes(self.rank)
         walks: list[_SharedPrefix | _Members] = [*prefixes, *paths]
         for network in (0, 1):
@@ -225,7 +205,6 @@ class Sampler:
             self.progress()
 
     def start(self, group: Group, members: Sequence[Member]) -> Tensor:
-        """Initial states."""
         model = self.policies(group).model
         shape = model.latent_shape()
         rows = [self.keys.start(self.plan.groups[m.group], m, shape) for m in members]
@@ -235,7 +214,6 @@ class Sampler:
         )
 
     def visit(self, walk: _Members, step: Step) -> None:
-        """Record the state of an ODE step that an update trains."""
         levels = walk.group.levels
         if levels is None or not levels.visited or walk.index not in levels.labels:
             return
@@ -253,7 +231,6 @@ class Sampler:
             )
 
     def explore(self, walk: _SharedPrefix | _Members, replay: Replay, step: Step) -> Tensor:
-        """Take a noisy step for every member, and record it if an update replays it."""
         policy, storage = walk.policy, self.storage
         law = step.gaussian.expand(len(replay.members))
         # Drawn on the CPU while the device still computes the velocity.
@@ -281,8 +258,6 @@ class _Walk:
     def __init__(self, sampler: Sampler, group: Group, conditions: Iterable[Conditioning], index: int) -> None:
         self.sampler, self.group, self.conditions, self.index = sampler, group, tuple(conditions), index
         self.policy, self.stepper = sampler.policies(group), Stepper(sampler.solver)
-        self.added: Tensor | None = None
-        """Guidance's contribution to the last velocity, if a cheap step may reuse it."""
         self.x = torch.empty(0)
         """The states. They are created at the first step, so that noise is drawn while the device computes other
         clips."""
@@ -292,12 +267,10 @@ class _Walk:
     def sigma(self) -> float:
         return self.policy.sigma(self.index)
 
-    def velocity(self) -> Tensor:
-        guide = self.group.guide(self.index)
-        policy, reuse = self.policy, self.sampler.reuse
-        v, self.added = policy.guided_velocity(self.index, self.x, self.conditions, guide, self.added, reuse=reuse)
+    def law(self) -> Step:
+        step = self.policy.step(self.index, self.x, self.conditions)
         self.sampler.progress()
-        return v
+        return step
 
     def drift(self, step: Step) -> Tensor:
         x_next = self.stepper(step.gaussian.mean, step.velocity, *self.policy.sigmas(self.index))
@@ -312,20 +285,14 @@ class _SharedPrefix(_Walk):
         mine = sampler.plan.members(sampler.rank)
         self.members = tuple(member for group in groups for member in mine[group.index])
         self.first = [mine[group.index][0] for group in groups]
-        self.keys = list(zip(*map(sampler.plan.prefix, groups)))
 
     def ready(self) -> bool:
         return self.index < self.group.branch
 
     def step(self) -> None:
-        """Take one step; groups of one prompt share the network's passes."""
         if not len(self.x):
             self.x = self.sampler.start(self.group, self.first)
-        key, known = self.keys[self.index], self.sampler.known
-        if key not in known:
-            known[key] = self.velocity(), self.added
-        v, self.added = known[key]
-        step = self.policy.at(self.index, self.x, v)
+        step = self.law()
         if self.policy.is_noisy(self.index):
             rows = self.sampler.explore(self, Replay(self.index, self.members, shared=True), step)
             self.sampler._forked |= dict(zip(self.members, rows))
@@ -347,12 +314,11 @@ class _Members(_Walk):
         return parted and self.index < self.policy.schedule.num_steps
 
     def step(self) -> None:
-        """Take one step of all rows."""
         members, forked = self.batch.members, self.sampler._forked
         if not len(self.x):
             shared = self.group.shared
             self.x = torch.stack([forked[m] for m in members]) if shared else self.sampler.start(self.group, members)
-        step = self.policy.at(self.index, self.x, self.velocity())
+        step = self.law()
         if self.policy.is_noisy(self.index):
             self.x = self.sampler.explore(self, Replay(self.index, members, shared=False), step)
             self.stepper = Stepper(self.sampler.solver)

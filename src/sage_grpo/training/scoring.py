@@ -26,17 +26,15 @@ def compose(
     config: TrainConfig,
     device: torch.device,
     objects: Mapping[str, Reward] | None = None,
-    *,
-    scores: bool = True,
 ) -> CompositeReward:
-    """Build the rewards of a run; none unless it `scores`."""
+    """Build the rewards of a run."""
     return CompositeReward(
-        config.rewards if scores else (),
+        config.rewards,
         max_failed_fraction=config.max_failed_fraction,
         device=device,
         offload_between=device.type != "cpu",
         objects=objects,
-        optional=config.data.clips is not None or not scores,
+        optional=config.data.clips is not None,
     )
 
 
@@ -48,7 +46,6 @@ class Scores:
     indices: Tensor
     """Group of every clip, and its index there."""
     total: Tensor
-    """Weighted sums, NaN where one is not valid."""
     parts: dict[str, Tensor]
     failed: dict[str, int]
     """For every reward the number of clips that it could not score, also if it does not count in the total."""
@@ -61,7 +58,6 @@ class Scores:
 
     @property
     def report(self) -> str:
-        """Failed rewards with their prompts and reasons, for the terminal; empty if none failed."""
         return describe_failures(self.failed, len(self.total), self.failures)
 
     @classmethod
@@ -96,7 +92,6 @@ class Scores:
 
 
 def metadata_of(prompt: Prompt) -> dict[str, Any]:
-    """Metadata of a prompt for rewards: the other columns of its row, and the paths of its images and its video."""
     return {**prompt.metadata, **prompt.columns()}
 
 
@@ -107,15 +102,13 @@ def preferred(groups: int, size: int) -> Scores:
 
 
 def no_clips(video: VideoSpec) -> Tensor:
-    """An empty batch of clips, for a process without clips."""
     return torch.zeros((0, video.frames, video.height, video.width, 3), dtype=torch.uint8)
 
 
 def check_groups(
     reward: CompositeReward, shares: Sequence[Sequence[MicroBatch]], size: int, remedy: str, world: World
 ) -> None:
-    """Refuse rewards that compare clips if one process would not score whole groups of `size` clips; `shares` are all ranks'
-    micro-batches."""
+    """Refuse rewards that compare clips if one process would not score whole groups of `size` clips."""
     if size < 2:
         reward.refuse_comparing(f"there is one clip a prompt. {remedy}")
     if world.layout.sequence > 1:
@@ -140,7 +133,6 @@ class ScoredClips:
     """Input of the sentinel's statistics, if clips were decoded."""
     sound: Sound | None = None
     captions: list[str] = field(default_factory=list)
-    """Prompts of the clips."""
 
 
 def score_here(
@@ -169,7 +161,6 @@ def score_here(
 
 
 def describe(scored: Scores, advantages: Tensor, witnesses: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Metrics of the rewards; `witnesses` are the held-out rewards, with the weights of their parts."""
     ok = scored.valid
     spread = [scored.total[ok & (scored.groups == g)].std(correction=0) for g in scored.groups[ok].unique()]
     metrics = {

@@ -19,53 +19,43 @@ from sage_grpo.models.base import VelocityModel
 from sage_grpo.objectives.kl_control import KlController
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.optim import Optimizer
-from sage_grpo.training.reference import Ema, OldPolicy, PastWeights, ReferencePolicy
+from sage_grpo.training.reference import OldPolicy, PastWeights, ReferencePolicy, Snapshot
 
 
 @dataclass
 class TrainState:
-    """Weights, optimizer with its learning-rate factor, EMA, reference, KL controller, data position, counters and the
-    best score.
-
-    There is no random state: all noise and all choices are keyed by (seed, iteration, ...), so the counters are enough.
-    """
+    """All state of a run. There is no random state: noise and choices are keyed by (seed, iteration, ...), so the counters are enough."""
 
     params: dict[str, nn.Parameter]
     optimizer: Optimizer
     anchor: ReferencePolicy | None
-    ema: Ema | None
+    ema: Snapshot | None
     kl: KlController
     stream: PromptStream
     old: OldPolicy | None = None
     """The old policy, if it lags behind the live one."""
     past: PastWeights | None = None
-    """Earlier weights, if they sample."""
     sentinel: Sentinel = field(default_factory=lambda: Sentinel(SentinelConfig()))
     iteration: int = 0
-    """Iterations completed."""
     updates: int = 0
-    """Optimizer updates completed."""
     evaluated: int = -1
     """Iteration of the last evaluation."""
     best: dict[str, float] = field(default_factory=dict)
-    """Iteration and score of the best evaluation."""
 
     @classmethod
     def begin(
         cls, config: TrainConfig, model: VelocityModel, prompts: Sequence[Prompt], old: OldPolicy | None
     ) -> TrainState:
-        """The state of a run before its first iteration; `old` is an old policy that lags behind."""
-        params, region = model.trainable(), config.trust_region
-        updates = config.iterations * config.update.updates_per_rollout
-        anchor = None
+        params, region, anchor = model.trainable(), config.trust_region, None
         if region.uses_anchor:
             every = config.anchor.every if region.renews_anchor else None
             anchor = ReferencePolicy(params, every=every, offload=config.anchor.offload)
+        updates = config.iterations * config.update.updates_per_rollout
         return cls(
             params=params,
             optimizer=Optimizer(params, config.optimizer, total_updates=updates),
             anchor=anchor,
-            ema=None if config.optimizer.ema is None else Ema(params, decay=config.optimizer.ema),
+            ema=None if config.optimizer.ema is None else Snapshot(params),
             kl=config.kl.controller(),
             stream=PromptStream(prompts, config.seed),
             old=old,
@@ -76,14 +66,11 @@ class TrainState:
     def size(self) -> int:
         return sum(p.numel() for p in self.params.values())
 
-    def save(
-        self, root: Path, writer: checkpoint.Writer, meta: Mapping[str, Any], files: Mapping[str, bytes] | None = None
-    ) -> Path:
-        """Write a checkpoint, with the caller's `meta` and `files`."""
+    def save(self, root: Path, world: World, meta: Mapping[str, Any], files: Mapping[str, bytes] | None = None) -> Path:
         tensors, past = self._tensors(), {} if self.past is None else self.past.tensors()
         # The tensors listed in state.json are in every checkpoint of a run; the number of earlier weights varies.
         known = {**self._meta(), "tensors": sorted(tensors), **meta}
-        return writer.save(root, self.iteration, {**tensors, **past}, known, files)
+        return checkpoint.save(root, self.iteration, {**tensors, **past}, known, files, world)
 
     def load(self, folder: Path, world: World) -> None:
         """Continue from a checkpoint; resharding where the number of ranks differs."""
@@ -100,11 +87,8 @@ class TrainState:
                 checkpoint.load_some(folder, self.past.tensors(), world)
 
     def go_back(self, folder: Path, world: World) -> None:
-        """Take weights, optimizer, average, reference and controllers from a checkpoint; counters, prompts and the
-        sentinel's record continue.
-
-        A run that rolls back thus still ends after its iterations, with new prompts and new noise.
-        """
+        """Take all that belongs to the weights from a checkpoint; counters, prompts and the sentinel's record continue, so that the run still
+        ends after its iterations, with new prompts and new noise."""
         meta = self._restore(folder, world)
         self.sentinel.go_back(meta["sentinel"])
         self.optimizer.pace.slow_to(self.sentinel.brake)
@@ -150,7 +134,6 @@ class TrainState:
 
 
 def has_ema(folder: Path) -> bool:
-    """True if a checkpoint holds a moving average of the weights."""
     return any(name.startswith("ema/") for name in checkpoint.read_meta(folder)["tensors"])
 
 

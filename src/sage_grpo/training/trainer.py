@@ -14,18 +14,15 @@ from pathlib import Path
 from torch import Tensor
 
 from sage_grpo.config.parsing import ConfigError
-from sage_grpo.distributed import checkpoint
 from sage_grpo.distributed.world import World
 from sage_grpo.health.sentinel import Sentinel
 from sage_grpo.health.statistics import ParameterDrift, appearance
+from sage_grpo.models.base import pixels_of
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.decoding import check_differentiable
-from sage_grpo.training.encode_ahead import EncodeAhead
-from sage_grpo.training.engine import MakeWorkers, RolloutEngine
+from sage_grpo.training.engine import EncodeAhead, MakeWorkers, RolloutEngine
 from sage_grpo.training.evaluate import Evaluation, check_evaluation, evaluate
 from sage_grpo.training.inputs import Inputs
-from sage_grpo.training.memory import set_activations
-from sage_grpo.training.offload import distribute
+from sage_grpo.training.offload import distribute, set_activations
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import choose
 from sage_grpo.training.reference import OldPolicy
@@ -41,11 +38,8 @@ class Trainer:
     """Owns the training state and runs one iteration per `step`; the loop does everything between iterations."""
 
     plan: Plan
-    """The plan of the last iteration, with the clips that it trained."""
     clips: ScoredClips
-    """This process's clips of the last iteration; none where clips are given."""
     scores: Scores
-    """The scores of all ranks' clips of the last iteration."""
 
     def __init__(
         self,
@@ -64,7 +58,6 @@ class Trainer:
         config.check_objective()
         set_activations(config, self.model, activations)
         self.sharding = distribute(self.model, config.parallel, self.world)  # before anything refers to the parameters
-        self.writer = checkpoint.Writer(self.world, background=config.parallel.async_checkpoint)
         params = self.model.trainable()
         self.drift = ParameterDrift(params)
         self.old = OldPolicy.of(self.objective, params, config.update.updates_per_rollout, config.anchor.offload)
@@ -94,13 +87,13 @@ class Trainer:
         self.state.sentinel = Sentinel.of(
             config.sentinel,
             self.reward,
-            clips=config.batch.prompts * config.rollout.window.branches * config.group_size,
+            clips=config.batch.prompts * config.group_size,
             clip_range=self.clip_range,
         )
         self._check_groups()
-        if self.objective.differentiates:
-            check_differentiable(self.model, self.reward, config.objective.frames)
-        self.prompt_encoder = EncodeAhead(config, self.model, self.planner, self.held_out, self.world, self.clock)
+        if self.objective.differentiates and self.reward.learns_from_clips:
+            pixels_of(self.model)  # refuses models that cannot decode with a graph
+        self.prompt_encoder = EncodeAhead(self.engine, self.held_out)
         self.needs_clips: Callable[[int], bool] = lambda number: True
         """True if, after so many iterations, an observer needs full clips of the next one; otherwise only the frames for rewards and health
         checks are decoded."""
@@ -113,15 +106,13 @@ class Trainer:
             )
 
     def _check_groups(self) -> None:
-        """Refuse rewards that compare clips but would not get whole groups, before anything is sampled."""
         config, planner = self.config, self.planner
-        remedy = f"Set batch.prompts times rollout.window.branches to a multiple of the {self.world.size} data-parallel ranks."
+        remedy = f"Set batch.prompts to a multiple of the {self.world.size} data-parallel ranks."
         check_groups(self.reward, planner.shares, config.batch.group_size, remedy, self.world)
         if self.held_out:
             check_evaluation(self.reward, len(self.held_out), config.evaluate, config.batch.micro_batch, self.world)
 
     def step(self) -> dict[str, float]:
-        """Run one iteration; returns its metrics."""
         self.encode_prompts()
         plan = self.planner.plan(self.state.iteration, self.state.stream.take(self.config.batch.prompts))
         with self.clock("rollout"):
@@ -139,11 +130,9 @@ class Trainer:
         return self._described(advantages) | metrics
 
     def encode_prompts(self) -> None:
-        """Encode the prompts of the coming iterations, where they are not encoded yet."""
         self.prompt_encoder.run(self.state.stream, self.state.iteration)
 
     def sample(self, plan: Plan) -> Rollout:
-        """Sample this rank's clips, with the old policy if it lags behind and samples."""
         old = self.state.old
         with old.applied() if old is not None and old.samples else nullcontext():
             if self.workers is None:
@@ -175,7 +164,6 @@ class Trainer:
         return advantages_of(self.config, self.reward, [part.name for part in self.engine.parts], scores)
 
     def _described(self, advantages: Tensor) -> dict[str, float]:
-        """Metrics of the iteration besides those of its updates."""
         times, rewards, workers = self.clock.report(), {}, {} if self.workers is None else self.workers.row
         self.engine.vae.observe(times)
         look = self.drift.measure(self.world)
@@ -210,7 +198,7 @@ class Trainer:
     def save(
         self, root: Path, meta: Mapping[str, object] | None = None, files: Mapping[str, bytes] | None = None
     ) -> Path:
-        return self.state.save(root, self.writer, {"config": dataclasses.asdict(self.config), **(meta or {})}, files)
+        return self.state.save(root, self.world, {"config": dataclasses.asdict(self.config), **(meta or {})}, files)
 
     def close(self) -> None:
         if self.workers is not None:

@@ -16,7 +16,6 @@ from sage_grpo.distributed.world import World
 from sage_grpo.models.base import VelocityModel
 from sage_grpo.objectives.base import Objective, PreferencePair
 from sage_grpo.objectives.trust_region import closed_form_kl
-from sage_grpo.training.adaptive_lr import share_kept
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.loss import (
@@ -31,6 +30,7 @@ from sage_grpo.training.loss import (
     summarize,
 )
 from sage_grpo.training.offload import settle, to_device, to_storage
+from sage_grpo.training.optim import share_kept
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.reference import OldPolicy, ReferencePolicy, Snapshot
 from sage_grpo.training.rollout import Rollout
@@ -69,7 +69,6 @@ class Updater:
     def run(
         self, plan: Plan, rollout: Rollout, scored: Scores, advantages: Tensor, signals: Signals
     ) -> dict[str, float]:
-        """All updates of one rollout; returns their mean metrics."""
         state, device, logs = self.state, self.model.device, []
         lockstep = Lockstep(plan)
         reference = [False] * plan.updates
@@ -127,7 +126,6 @@ class Updater:
         update: int,
         signals: Signals | None = None,
     ) -> list[TrainItem]:
-        """This rank's replays in an update; every rank has the same number, padded with weight 0."""
         plan, counts = lockstep.plan, scored.valid.clone()
         if plan.chosen is not None:
             counts &= torch.tensor(
@@ -176,16 +174,14 @@ class Updater:
         return metrics
 
     def advance(self, metrics: dict[str, float]) -> None:
-        """Advance EMA, KL coefficient and reference by one update."""
         state = self.state
-        if state.ema is not None:
-            state.ema.advance()
+        if state.ema is not None and self.config.optimizer.ema is not None:
+            state.ema.follow(self.config.optimizer.ema)
         state.kl.observe(metrics["kl/total"], metrics["gradient/kl_share"])
         if state.anchor is not None:
             metrics["anchor/renewed"] = float(state.anchor.advance(state.updates))
 
     def _measure_kl(self, lockstep: Lockstep, rollout: Rollout, progress: Progress) -> dict[str, float]:
-        """Measure the KL of the updates, scale them back if it is too large, and adapt the learning rate."""
         pace = self.state.optimizer.pace
         dims = math.prod(self.model.latent_shape()) if not self.parts else sum(part.dims for part in self.parts)
 
@@ -276,7 +272,7 @@ def with_partners(
         assert item.v_reference is not None
         record, v = item.record, replay(item, device).velocity
         target, v_reference = (to_device(x, device, torch.float32) for x in (record.x_next, item.v_reference))
-        excess = objective.partner_excess(v, v_reference, target, record.policy.sigma(item.step)).double().cpu()
+        excess = objective.partner_excess(v, v_reference, target).double().cpu()
         counts = item.weight > 0  # padding passes would count twice
         table[item.pair.rows[counts], item.step] = excess[counts]
         progress()

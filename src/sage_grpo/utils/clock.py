@@ -32,7 +32,6 @@ class Clock:
         self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - start
 
     def ticker(self, total: int) -> Callable[[], None]:
-        """A function to call `total` times in this phase."""
         phase, done = self.phase, 0
 
         def tick() -> None:
@@ -43,7 +42,6 @@ class Clock:
         return tick
 
     def report(self) -> dict[str, float]:
-        """Seconds (and GiB on a GPU) of every phase since the last report."""
         metrics = {f"time/{phase}": seconds for phase, seconds in self._seconds.items()}
         metrics["time/total"] = sum(self._seconds.values())
         metrics |= {f"time/peak_gib_{phase}": gib for phase, gib in self._memory.items()}

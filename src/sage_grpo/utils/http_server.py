@@ -27,7 +27,6 @@ def check_installed() -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """True when only this machine can reach the address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -35,7 +34,6 @@ def is_loopback(host: str) -> bool:
 
 
 def check_port(host: str, port: int) -> None:
-    """Refuse an address that cannot be listened on, before anything is loaded for it."""
     if not 0 <= port <= 65535:  # some systems take the remainder
         raise ValueError(f"port must be in [0, 65535], got {port}.")
     try:

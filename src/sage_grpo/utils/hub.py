@@ -37,7 +37,6 @@ class Listing:
 
     @property
     def table(self) -> str:
-        """Names and sizes, and their sum."""
         rows = [f"  {in_words(size):>9}  {name}" for name, size in self.files.items()]
         return "\n".join([*rows, f"  {in_words(self.size):>9}  in {len(rows)} file(s)"])
 
@@ -51,7 +50,6 @@ def hub_name(value: str) -> tuple[str, str | None] | None:
 
 
 def listing(repo: str, revision: str | None = None, wanted: Callable[[str], bool] = lambda name: True) -> Listing:
-    """The wanted files of a repository, with their sizes; one request, nothing is fetched."""
     from huggingface_hub import HfApi
 
     info = _asked(repo, lambda: HfApi().model_info(repo, revision=revision, files_metadata=True))
@@ -102,7 +100,6 @@ def pinned_folder(value: str, *, option: str) -> Path:
 
 
 def in_words(size: float) -> str:
-    """A number of bytes with its unit, such as 1.2 GB."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}"
@@ -119,7 +116,6 @@ def failures() -> tuple[type[Exception], ...]:
 
 
 def _asked(repo: str, request: Callable[[], T]) -> T:
-    """The answer to a request; HubError names the failure."""
     try:
         return request()
     except failures() as error:

@@ -37,7 +37,6 @@ def import_object(path: str, field: str) -> Any:
 
 
 def is_there(top: str) -> bool:
-    """True if a module or package of this name is installed, or lies in the current folder."""
     here = Path.cwd()
     return _is_installed(top) or (here / f"{top}.py").is_file() or (here / top).is_dir()
 

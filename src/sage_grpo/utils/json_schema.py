@@ -30,7 +30,6 @@ class DocumentError(ValueError):
 
 
 def parse_json(text: str | bytes | bytearray, what: str = "the document") -> Any:
-    """The value of a JSON text; `what` names it in errors."""
     try:
         content = json.loads(text)
     except RecursionError:
@@ -64,7 +63,6 @@ def read_json(file: Path) -> Any:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; any other content is refused."""
     content = read_json(file)
     if not isinstance(content, dict):
         raise DocumentError(f"{file} must hold an object ({{...}}), it holds {shown(content)}.")
@@ -137,7 +135,6 @@ def _misfit_of_fields(value: Any, kind: Any, where: str) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """True for a number that can be computed with."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return -LARGEST < value < LARGEST if isinstance(value, int) else math.isfinite(value)
@@ -154,7 +151,6 @@ NAMES: dict[type, str] = {
 
 
 def shown(value: Any, most: int = 60) -> str:
-    """A value for an error: short, and in one line."""
     text = json.dumps(value, default=str)
     return text if len(text) <= most else f"{text[:most]}..."
 

@@ -108,7 +108,6 @@ def check_config(values: Mapping[str, Any], what: str) -> None:
 
 
 def _entries(values: Any) -> Iterator[tuple[str, Any]]:
-    """Names and values of an object and of all objects inside it."""
     if isinstance(values, dict):
         yield from values.items()
     for one in values.values() if isinstance(values, dict) else values if isinstance(values, list) else ():
@@ -116,7 +115,6 @@ def _entries(values: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _nested(config: Any) -> Iterator[Any]:
-    """A configuration of transformers and those inside it."""
     yield config
     for one in vars(config).values():
         if hasattr(one, "_attn_implementation_internal"):
@@ -126,7 +124,6 @@ def _nested(config: Any) -> Iterator[Any]:
 def weights_fault(
     missing: Iterable[str] = (), unexpected: Iterable[str] = (), mismatched: Iterable[Any] = ()
 ) -> str | None:
-    """The difference between a file's names and its model's, as a sentence, or None."""
     other = [item if isinstance(item, str) else item[0] for item in mismatched]
     parts = []
     for verb, keys in (("lacks", missing), ("also holds", unexpected), ("holds in another shape", other)):
@@ -137,7 +134,6 @@ def weights_fault(
 
 
 def loading_fault(info: Mapping[str, Any]) -> str | None:
-    """The same for the loading information of transformers."""
     return weights_fault(info["missing_keys"], info["unexpected_keys"], info["mismatched_keys"])
 
 
@@ -158,7 +154,6 @@ def tokenizer_files_fault(names: Mapping[str, str], folder: str | Path) -> str |
 
 
 def vocabulary_fault(tokenizer: Any, folder: str | Path, rows: int) -> str | None:
-    """The fault of a tokenizer's vocabulary for a model with `rows` embeddings, or None."""
     vocabulary = tokenizer.get_vocab()
     size = max(vocabulary.values(), default=-1) + 1
     if size > rows:
@@ -197,7 +192,6 @@ def lora_config_fault(config: Mapping[str, Any], largest: float = math.inf) -> s
 
 
 def embedding_rows(config: Path) -> int | None:
-    """The vocabulary size that a text model's config.json states, or None where it states none."""
     values = read_object(config)
     inner = values.get("text_config")
     rows = values.get("vocab_size", inner.get("vocab_size") if isinstance(inner, dict) else None)

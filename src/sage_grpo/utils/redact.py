@@ -28,7 +28,6 @@ def hide(text: str, key: str = "") -> str:
 
 
 def hide_inside(value: Any) -> Any:
-    """The same for all texts in plain data."""
     if isinstance(value, str):
         return hide(value)
     if isinstance(value, dict):

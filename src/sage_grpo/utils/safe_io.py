@@ -83,7 +83,6 @@ def replacing(target: Path, *, suffix: str = ".tmp") -> Iterator[Path]:
 
 
 def replace_text(target: Path, text: str, *, newline: str | None = None) -> None:
-    """Write a text file whole or not at all."""
     with replacing(target) as fresh:
         fresh.write_text(text, encoding="utf-8", newline=newline)
 

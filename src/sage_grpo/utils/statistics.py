@@ -48,20 +48,25 @@ class Paired(Interval):
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    if not values:
-        return Interval(math.nan, math.nan, 0)
-    return Interval(statistics.fmean(values), _half(values), len(values))
+    found = _paired(values)
+    return Interval(found.mean, found.half, found.count)
 
 
 def paired_interval(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired:
-    """Ours minus theirs, over the seeds (keys) that both have."""
     seeds = sorted(set(ours) & set(theirs))
-    gaps = [ours[seed] - theirs[seed] for seed in seeds]
-    found = mean_interval(gaps)
-    p = math.nan
-    if len(gaps) > 1:
-        p = _two_sided(found.mean, statistics.stdev(gaps) / math.sqrt(len(gaps)), len(gaps) - 1)
-    return Paired(found.mean, found.half, found.count, p)
+    return _paired([ours[seed] - theirs[seed] for seed in seeds])
+
+
+def _paired(gaps: Sequence[float]) -> Paired:
+    if len(gaps) < 2:
+        return Paired(gaps[0] if gaps else math.nan, math.nan, len(gaps), math.nan)
+    return _interval(statistics.fmean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps)), len(gaps))
+
+
+def _interval(mean: float, error: float, count: int) -> Paired:
+    """The t interval of a mean with this standard error, and the chance of one this far from 0, of either sign, if 0 is the truth."""
+    p = 2 * (1 - t_cdf(abs(mean) / error, count - 1)) if error else float(mean == 0)
+    return Paired(mean, t_quantile(0.5 + LEVEL / 2, count - 1) * error, count, p)
 
 
 def crossed_interval(values: Sequence[Sequence[float]]) -> Paired:
@@ -85,9 +90,7 @@ def crossed_interval(values: Sequence[Sequence[float]]) -> Paired:
         + statistics.variance(by_prompt) / prompts
         + sum(x * x for x in rest) / ((seeds - 1) * (prompts - 1)) / (seeds * prompts)
     )
-    error = math.sqrt(variance)
-    half = t_quantile(0.5 + LEVEL / 2, seeds - 1) * error
-    return Paired(mean, half, seeds, _two_sided(mean, error, seeds - 1))
+    return _interval(mean, math.sqrt(variance), seeds)
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
@@ -101,19 +104,6 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
         largest = max(largest, min(1.0, (len(tests) - place) * p))  # never below that of a smaller p
         adjusted[name] = largest
     return adjusted
-
-
-def _half(values: Sequence[float]) -> float:
-    if len(values) < 2:
-        return math.nan
-    return t_quantile(0.5 + LEVEL / 2, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-
-
-def _two_sided(mean: float, error: float, freedom: int) -> float:
-    """The chance of a mean this far from 0, of either sign, if 0 is the truth."""
-    if error == 0:
-        return 1.0 if mean == 0 else 0.0
-    return 2 * (1 - t_cdf(abs(mean) / error, freedom))
 
 
 def t_cdf(t: float, freedom: int) -> float:

@@ -13,7 +13,6 @@ def did_you_mean(given: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def nearest(given: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The nearest name, whatever the case of its letters; empty where none is near."""
     folded = {name.lower(): name for name in known}
     near = difflib.get_close_matches(given.lower(), folded, n=1, cutoff=cutoff)
     return folded[near[0]] if near else ""

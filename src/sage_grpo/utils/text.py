@@ -104,14 +104,12 @@ BAR = r"\|"
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """The lines of a table in Markdown; a bar within a cell would end it."""
     lines = [f"| {' | '.join(str(cell).replace('|', BAR) for cell in row)} |" for row in (heads, *rows)]
     return [lines[0], "|---" * len(heads) + "|", *lines[1:]]
 
 
 @contextmanager
 def progress_bar(name: str, total: int, *, shown: bool, console: Console | None = None) -> Iterator[Callable[[], None]]:
-    """A progress bar, if `shown`; yields a function to call after each of `total` things."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -9,12 +9,13 @@ from __future__ import annotations
 import unicodedata
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,56 +23,43 @@ from torch import Tensor
 from sage_grpo.types import Sound, VideoSpec
 from sage_grpo.utils.safe_io import replacing
 
-Codec = Literal["libx264", "libvpx-vp9", "mpeg4"]
-OPTIONS: dict[Codec, dict[str, str]] = {
-    "libx264": {"qp": "{quality}", "preset": "veryfast", "bf": "0", "weightp": "0", "sc_threshold": "0"},
-    "libvpx-vp9": {"crf": "{quality}", "b": "0", "deadline": "good", "cpu-used": "5"},
-}
-"""Codecs that browsers play, the best first, with options that make the bytes depend on the clip alone. x264's lookahead reads uninitialised memory,
-so every user of it is off: CRF with its macroblock tree, B-frames, weights and scene cuts. VP9's "realtime" reads the clock."""
+OPTIONS = {"preset": "veryfast", "bf": "0", "weightp": "0", "sc_threshold": "0"}
+"""Options of x264 that make the bytes depend on the clip alone. Its lookahead reads uninitialised memory, so every user of it is off: CRF with its
+macroblock tree, B-frames, weights and scene cuts."""
 LARGEST = 4 << 30
 """Bytes that the frames, or the sound, of one file may take: a few kilobytes can decode to more than there is memory."""
 GUTTER, CAPTION = 3, 24
 """Pixels between frames of a contact sheet, and for a line above them."""
 DOT = "·"
-LIKELY = ("Noto Sans", "Source Han", "CJK", "WenQuanYi", "Droid Sans", "Unifont", "PingFang", "YaHei", "Gothic")
-"""Parts of font names to try first."""
+LAYOUTS = {1: "mono", 2: "stereo"}
+"""By the number of channels."""
 
 
 def write_mp4(path: str | Path, clip: Tensor, fps: float, *, quality: int = 18, sound: Sound | None = None) -> Path:
-    """Write a clip as H.264, or VP9 or MPEG-4 where the FFmpeg build lacks x264; the same clip gives the same bytes.
-
-    `quality` is x264's quantiser (VP9's CRF): lower is better, 0 is lossless. The sound becomes AAC.
-    """
+    """Write a clip as H.264; the same clip gives the same bytes. `quality` is x264's quantiser: lower is better, 0 is lossless. The sound becomes AAC."""
     import av
 
     path = Path(path)
     check_clip(clip)
-    frames, height, width, _ = clip.shape
-    codec: Codec = next((name for name in OPTIONS if name in av.codecs_available), "mpeg4")
+    _, height, width, _ = clip.shape
     # 4:2:0 halves the colour planes, so it needs even sizes; browsers play nothing else.
     even = height % 2 == 0 and width % 2 == 0
     with replacing(path) as fresh, av.open(str(fresh), "w", format="mp4") as container:
-        stream = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1001))
+        stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001))
         stream.width, stream.height = width, height
-        stream.pix_fmt = "yuv420p" if even or codec == "mpeg4" else "yuv444p"
-        stream.options = {key: value.format(quality=quality) for key, value in OPTIONS.get(codec, {}).items()}
+        stream.pix_fmt = "yuv420p" if even else "yuv444p"
+        stream.options = {"qp": str(quality), **OPTIONS}
         # The number of threads depends on the machine, and x264's bytes on their number.
         stream.codec_context.thread_count = 1
         if sound is not None:  # before the first frame is written
             audio = container.add_stream("aac", rate=sound.rate, layout=LAYOUTS[len(sound.waves)])
-        for index in range(frames):
-            frame = av.VideoFrame.from_ndarray(clip[index].cpu().contiguous().numpy(), format="rgb24")
-            container.mux(stream.encode(frame))
+        for pixels in clip.cpu().contiguous().numpy():
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
         container.mux(stream.encode())
         if sound is not None:
             container.mux(audio.encode(_frame_of(replace(sound, waves=sound.waves.clamp(-1, 1)))))
             container.mux(audio.encode())
     return path
-
-
-LAYOUTS = {1: "mono", 2: "stereo"}
-"""By the number of channels."""
 
 
 def _frame_of(sound: Sound) -> Any:
@@ -85,14 +73,11 @@ def _frame_of(sound: Sound) -> Any:
 
 @cache
 def has_sound(path: Path) -> bool:
-    """True if a video file can be read and has a sound."""
     import av
 
-    try:
-        with av.open(str(path)) as container:
-            return bool(container.streams.audio)
-    except av.error.FFmpegError:
-        return False
+    with suppress(av.error.FFmpegError), av.open(str(path)) as container:
+        return bool(container.streams.audio)
+    return False
 
 
 def resampled(sound: Sound, rate: int) -> Sound:
@@ -164,20 +149,16 @@ def video_format(path: str | Path) -> VideoSpec:
     """The format of a file, by its header where that has the number of frames; ValueError where it cannot be read."""
     import av
 
-    try:
-        with av.open(str(path)) as container:
-            stream = next(iter(container.streams.video), None)
-            if stream is not None and stream.frames and stream.average_rate:
-                frames, fps = stream.frames, float(stream.average_rate)
-                return VideoSpec(frames=frames, height=stream.height, width=stream.width, fps=fps)
-    except av.error.FFmpegError as error:
-        raise ValueError(f"{path} cannot be read as a video: {error}.") from error
+    with suppress(av.error.FFmpegError), av.open(str(path)) as container:  # else `read_video` names the fault
+        stream = next(iter(container.streams.video), None)
+        if stream is not None and stream.frames and stream.average_rate:
+            fps = float(stream.average_rate)
+            return VideoSpec(frames=stream.frames, height=stream.height, width=stream.width, fps=fps)
     clip, fps = read_video(path)
     return VideoSpec(frames=len(clip), height=clip.shape[1], width=clip.shape[2], fps=fps)
 
 
 def read_image(path: str | Path) -> Tensor:
-    """A picture as uint8 H x W x 3."""
     import numpy as np
     from PIL import Image, UnidentifiedImageError
 
@@ -239,13 +220,20 @@ def contact_sheet(
     size = max(row.width for row in rows), sum(row.height + text for row in rows) + GUTTER * (len(rows) - 1)
     sheet = Image.new("RGB", size, "white")
     draw, top = ImageDraw.Draw(sheet), 0
-    letters = lettering(captions)
-    if letters.remark:
-        warnings.warn(f"Contact sheet: {letters.remark}", stacklevel=2)
-    face = ImageFont.truetype(str(letters.file), CAPTION - 8)
+    texts = [_line(text) for text in captions]
+    file, missing = font_of(texts)
+    if missing:
+        some = ", ".join([f"U+{ord(letter):04X}" for letter in sorted(missing)[:4]] + ["..."] * (len(missing) > 4))
+        note = f"{DOT} stands for letters that no font of this machine has ({some}; Debian's fonts-noto-cjk has most)."
+        warnings.warn(f"Contact sheet: {note}", stacklevel=2)
+    face = ImageFont.truetype(file, CAPTION - 8)
     for index, row in enumerate(rows):
-        if index < len(captions):
-            draw.text((4, top + 3), _fitting(letters.show(captions[index]), face, size[0] - 8), fill="black", font=face)
+        if index < len(texts):
+            whole = caption = "".join(DOT if letter in missing else letter for letter in texts[index])
+            while whole and face.getlength(caption) > size[0] - 8:
+                whole = whole[:-1].rstrip()
+                caption = whole + "…"
+            draw.text((4, top + 3), caption, fill="black", font=face)
         sheet.paste(row, (0, top + text))
         top += row.height + text + GUTTER
     path = Path(path)
@@ -254,77 +242,35 @@ def contact_sheet(
     return path
 
 
-def _fitting(text: str, face: Any, width: int) -> str:
-    """The text, cut with an ellipsis where it is wider than this."""
-    kept, shown = len(text), text
-    while kept > 0 and face.getlength(shown) > width:
-        kept -= 1
-        shown = text[:kept].rstrip() + "…"
-    return shown
-
-
 def check_clip(clip: Tensor) -> None:
     if clip.dtype != torch.uint8 or clip.ndim != 4 or clip.shape[-1] != 3:
         raise ValueError(f"A clip is uint8 F x H x W x 3, got {clip.dtype} of shape {tuple(clip.shape)}.")
 
 
-@dataclass(frozen=True)
-class Lettering:
-    """A font for some texts."""
-
-    families: tuple[str, ...]
-    """Its name, as matplotlib takes it."""
-    file: Path
-    missing: tuple[str, ...]
-    """Letters that it lacks."""
-
-    def show(self, text: str) -> str:
-        """A text with the letters that can be written: in one line, with a dot for each other letter."""
-        return "".join(DOT if letter in self.missing else letter for letter in _letters(text))
-
-    @property
-    def remark(self) -> str:
-        """A note on missing letters; empty if there are none."""
-        if not self.missing:
-            return ""
-        some = ", ".join([f"U+{ord(letter):04X}" for letter in self.missing[:4]] + ["..."] * (len(self.missing) > 4))
-        return f"{DOT} stands for letters that no font of this machine has ({some}; Debian's fonts-noto-cjk has most)."
-
-
-def lettering(texts: Iterable[str]) -> Lettering:
-    """The usual font where it writes these texts, else the one of this machine that lacks the fewest of their letters."""
+def font_of(texts: Iterable[str]) -> tuple[str, set[str]]:
+    """The file of the usual font where it writes these texts, else of the one of this machine that lacks the fewest of their letters; and these letters."""
     from matplotlib import font_manager
 
-    needed = {letter for text in texts for letter in _letters(text)}
-    family, file = "DejaVu Sans", str(font_manager.findfont("DejaVu Sans"))
-    lacking = needed - _letters_of(file)
-    fonts = {entry.fname: entry.name for entry in font_manager.fontManager.ttflist if entry.style == "normal"}
-    likely = sorted(fonts, key=lambda one: (not any(part in fonts[one] for part in LIKELY), fonts[one], one))
-    for other in likely:
-        if not lacking:
-            break
-        left = needed - _letters_of(other)
-        if len(left) < len(lacking):
-            family, file, lacking = fonts[other], other, left
-    return Lettering((family,), Path(file), tuple(sorted(lacking)))
+    needed = {letter for text in texts for letter in text}
+    files = [str(font_manager.findfont("DejaVu Sans"))]
+    if needed - _letters_of(files[0]):
+        files += sorted(entry.fname for entry in font_manager.fontManager.ttflist if entry.style == "normal")
+    file = min(files, key=lambda one: len(needed - _letters_of(one)))
+    return file, needed - _letters_of(file)
 
 
-def _letters(text: str) -> str:
+def _line(text: str) -> str:
     """One line without controls, and without marks that only select an emoji's style."""
-    hidden = ("Cc", "Cf", "Cs")
-    letters = [letter for letter in " ".join(text.split()) if unicodedata.category(letter) not in hidden]
-    return "".join(letter for letter in letters if not "\ufe00" <= letter <= "\ufe0f")
+    letters = [one for one in " ".join(text.split()) if unicodedata.category(one) not in ("Cc", "Cf", "Cs")]
+    return "".join(one for one in letters if not "\ufe00" <= one <= "\ufe0f")
 
 
 @cache
 def _letters_of(file: str) -> frozenset[str]:
-    """Letters that a font has as outlines; none where it cannot be read."""
     from matplotlib.ft2font import FT2Font
 
-    try:
+    with suppress(OSError, RuntimeError, ValueError):
         face = FT2Font(file)
-        if not face.scalable:  # coloured emoji are pictures, which matplotlib cannot draw
-            return frozenset()
-        return frozenset(map(chr, face.get_charmap()))
-    except (OSError, RuntimeError, ValueError):
-        return frozenset()
+        if face.scalable:  # coloured emoji are pictures, which matplotlib cannot draw
+            return frozenset(map(chr, face.get_charmap()))
+    return frozenset()

@@ -153,7 +153,7 @@ class Dispatcher:
     ) -> None:
         conditions, rank = self.engine.conditions(plan), self.engine.world.rank
         sent = moved(conditions, torch.device("cpu"))
-        prompts = tuple({group.number: group.prompt for group in plan.groups}.values())
+        prompts = tuple(plan.prompts)
         jobs = []
         for part, task in enumerate(plan.tasks(rank)):
             needed = {group: sent[group] for group in task.members(0)}
@@ -165,7 +165,6 @@ class Dispatcher:
         self._queue.put((job.task.iteration, job.task.part, next(self._numbers), job))
 
     def _serve(self, name: str) -> None:
-        """The thread of one worker, which is replaced when it is lost."""
         while not self._closed.is_set():
             try:
                 self.ready[name] = self.pool.start(name)
@@ -185,7 +184,7 @@ class Dispatcher:
         except WorkerLost:
             self._put(job)
             raise
-        except Exception as error:  # noqa: BLE001 - a user's reward may raise anything
+        except Exception as error:  # noqa: BLE001 - users' rewards may raise anything
             job.failures += 1
             if job.failures < ATTEMPTS:
                 self._put(job)
@@ -215,7 +214,6 @@ class Dispatcher:
         return ""
 
     def _raise_together(self, error: str) -> None:
-        """An error in one training process ends the run in all."""
         errors = [text for text in self.engine.world.texts(error) if text]
         if errors:
             raise WorkerError(errors[0])
@@ -244,7 +242,6 @@ class Dispatcher:
         )
 
     def _log(self, pending: PendingIteration, waited: float) -> None:
-        """Set `row`, from all training processes."""
         metrics = {
             "crew/workers": len(self.ready),
             "crew/staleness": pending.plan.iteration - pending.since,
@@ -258,7 +255,6 @@ class Dispatcher:
 
 
 def _applied(weights: Snapshot | None) -> AbstractContextManager[None]:
-    """Context in which the model has these weights; None keeps its own."""
     return nullcontext() if weights is None else weights.applied()
 
 

@@ -55,9 +55,8 @@ class TaskResult:
     log_prob: Tensor | None
     """The log-probability of the checked step (`checked`) under the worker's weights, if its record has none."""
     latents: list[tuple[MicroBatch, Tensor]]
-    """Latents, if the trainer scores or differentiates."""
-    clips: ScoredClips | None
-    """Scored clips, if the worker scores."""
+    """Latents, if the trainer differentiates."""
+    clips: ScoredClips
     seconds: float
 
 
@@ -93,7 +92,6 @@ def log_prob(record: Record, step: int) -> Tensor:
 
 
 def packed(params: Mapping[str, Tensor]) -> bytes:
-    """Trained weights as safetensors; all processes that share them call this."""
     return save({name: whole(p).cpu().contiguous() for name, p in params.items()})
 
 
@@ -125,11 +123,10 @@ def rollout_of(
     sampled = [member for task in plan.tasks(rank) for batch in task.batches(0) for member in batch.members]
     row = {member: index for index, member in enumerate(sampled)}
     order = [row[member] for batch in plan.batches(rank) for member in batch.members]
-    clips = [result.clips for result in results if result.clips is not None]
     return Rollout(
         [(batch, latents[batch]) for batch in plan.batches(rank) if latents],
         records,
-        _joined(clips, order) if clips else None,
+        _joined([result.clips for result in results], order),
     )
 
 

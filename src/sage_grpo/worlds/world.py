@@ -1,9 +1,6 @@
-"""A world by the names of its modules, and the worlds that the package carries.
-
-A world is a package of three modules: `scene` (what can be shown, to and from text, and which combinations are held out), `render` (how a clean
-clip looks) and `judge` (how well a clip shows its prompt). A `PromptWorld` names them; they are imported when they are asked for, so that a
-configuration can name a world at no cost. A world outside the package needs no entry here: its judge is a reward by import path, its prompts
-are files and its model is a folder (research/scenes is one).
+"""A world: `scene` (what can be shown, to and from text, and which combinations are held out), `render` (how a clean clip looks) and `judge` (how well a
+clip shows its prompt). A `PromptWorld` names these modules; they are imported when they are asked for, so that a configuration can name a world at no
+cost. A world outside the package needs no entry here: its judge is a reward by import path, its prompts are files and its model is a folder.
 """
 
 from __future__ import annotations
@@ -12,7 +9,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,11 +29,11 @@ class PromptWorld:
     package: str
     """Import path of the package with the modules scene, render and judge."""
     judge_class: str
-    """The class in `judge` that scores clips: a Reward with the parts VQ, MQ, TA, Overall, drift, and TA/NAME of every attribute."""
+    """The class in `judge`: a Reward with the parts VQ, MQ, TA, Overall, drift, and TA/NAME of every attribute."""
     prompts: Mapping[Listed, int]
-    """Number of prompts that are used of each split; a split with fewer combinations gives them all."""
+    """Number of prompts of each split; a split with fewer combinations gives them all."""
     ceiling: Mapping[str, float] = field(default_factory=dict)
-    """Scores that the judge gives perfect clips of the held-out prompts after the model's VAE, by part; empty until it is measured."""
+    """Scores of perfect clips of the held-out prompts after the model's VAE, by part; empty until it is measured."""
 
     @property
     def scene(self) -> Any:
@@ -49,7 +46,7 @@ class PromptWorld:
         return self.scene.FRAMES, self.scene.SIDE, self.scene.FPS
 
     def texts(self, split: Listed) -> list[str]:
-        """The prompts of a split: a scene each, with a template chosen by a fixed rule, in an order that is always the same."""
+        """The prompts of a split, always the same: a scene each, with a template chosen by a fixed rule."""
         scene, draw = self.scene, random.Random(f"{self.name}/{split}")
         scenes = scene.some_scenes(split, self.prompts[split], 0)
         texts = [scene.to_text(one, draw.randrange(len(scene.TEMPLATES))) for one in scenes]
@@ -74,8 +71,7 @@ class PromptWorld:
         return to_uint8(clips)
 
     def judge(self) -> Reward:
-        judge: Reward = getattr(import_module(f"{self.package}.judge"), self.judge_class)()
-        return judge
+        return cast("Reward", getattr(import_module(f"{self.package}.judge"), self.judge_class)())
 
 
 SHAPES = PromptWorld(

@@ -165,18 +165,26 @@ class Ltx2(FamilyModel):
         """Forward passes of one velocity: with guidance up to four."""
         return 1 if self._scale(sigma, guidance) == 1 else 2 + len(self._perturbed())
 
-    def both(self, x: Tensor, sigma: Tensor, conditions: Sequence[Conditioning], **how: Any) -> tuple[Tensor, Tensor]:
-        """`velocity`, and the velocity of the prompt alone. A given first frame is in its place from the beginning, so that guidance measures
+    def velocity(
+        self,
+        x: Tensor,
+        sigma: Tensor,
+        conditions: Sequence[Conditioning],
+        *,
+        guidance: float | None = None,
+        timestep: Tensor | None = None,
+    ) -> Tensor:
+        """dx/dsigma, guided. A given first frame is in its place from the beginning, so that guidance measures
         the clip with it, and the velocity there points at it."""
         self.check_latents(x)
         given = {row: c.tensors["condition"] for row, c in enumerate(conditions[: len(x)]) if "condition" in c.tensors}
         if not given:
-            return super().both(x, sigma, conditions, **how)
+            return super().velocity(x, sigma, conditions, guidance=guidance, timestep=timestep)
         shown = self.parts.split(x.clone())
         for row, frame in given.items():
             shown["video"][row, :, :1] = frame.to(x)
-        v, alone = super().both(self.parts.join(shown), sigma, conditions, **how)
-        return self._pointed(x, sigma, given, v), self._pointed(x, sigma, given, alone)
+        v = super().velocity(self.parts.join(shown), sigma, conditions, guidance=guidance, timestep=timestep)
+        return self._pointed(x, sigma, given, v)
 
     def _pointed(self, x: Tensor, sigma: Tensor, given: Mapping[int, Tensor], v: Tensor) -> Tensor:
         clips, parts = self.parts.split(x)["video"], self.parts.split(v)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -36,8 +36,8 @@ CLIP_FOLDER = FileSource(
 def clip_pixels(frames: Tensor, size: int, fit: Fit = "crop", *, halves: Halves = "even") -> Tensor:
     """uint8 N x H x W x 3 to CLIP's input, `size` x `size`, scaled and normalised.
 
-    crop: the shortest edge becomes `size` (by Pillow's resize of bytes), and the centre is cut out, as CLIP's authors do; `halves` rounds its offset
-    when an odd number of pixels is left over ("down" is that of transformers' processors). pad: the longest edge becomes `size`, and black is added on both sides, as HPSv2's authors do.
+    crop: the shortest edge becomes `size` (by Pillow's resize of bytes), and the centre is cut out, as CLIP's authors do; `halves` is as in
+    `centre_offset`. pad: the longest edge becomes `size`, and black is added on both sides, as HPSv2's authors do.
     """
     images, (height, width) = frames.permute(0, 3, 1, 2), frames.shape[1:3]
     if fit == "crop":
@@ -53,42 +53,40 @@ def clip_pixels(frames: Tensor, size: int, fit: Fit = "crop", *, halves: Halves 
     return normalise(F.pad(pixels, (before, size - columns - before, above, size - rows - above)))
 
 
-class ClipEncoder:
+class ClipReward(NetworkReward):
     """Unit embeddings of sampled frames and of prompts, from a CLIP model that transformers can load."""
 
-    def __init__(self, model: str, tokenizer: str | None, fit: Fit = "crop", halves: Halves = "even") -> None:
-        """Load; `tokenizer` is a folder or hub name, "" the model's own, None for frames only. halves: as in `clip_pixels`."""
+    def __init__(
+        self, model: str, tokenizer: str | None, fit: Fit = "crop", halves: Halves = "even", **more: Any
+    ) -> None:
+        """tokenizer: a folder or hub name, "" the model's own, None for frames only. halves: as in `clip_pixels`. more: of a NetworkReward."""
         from transformers import CLIPModel
 
         if fit not in get_args(Fit):
             raise RewardConfigError(f"fit must be crop or pad, got {fit!r}.")
-        self.model = load_whole(CLIPModel, model)
-        rows = self.model.config.text_config.vocab_size
-        self._tokenizer = None if tokenizer is None else load_tokenizer(tokenizer or model, rows)
-        self._size = self.model.config.vision_config.image_size
-        self._length = self.model.config.text_config.max_position_embeddings
-        self._fit, self._halves = fit, halves
+        super().__init__(load_whole(CLIPModel, model), **more)
+        text, self._size = self.model.config.text_config, self.model.config.vision_config.image_size
+        self._tokenizer = None if tokenizer is None else load_tokenizer(tokenizer or model, text.vocab_size)
+        self._length, self._fit, self._halves = text.max_position_embeddings, fit, halves
 
-    def frames(self, videos: Tensor, indices: Sequence[int]) -> Tensor:
-        """Unit embeddings of the frames at `indices`, B x frames x dim."""
-        chosen = videos[:, list(indices)].to(self.model.device)
+    def frames(self, videos: Tensor, fps: float) -> Tensor:
+        """Unit embeddings of the frames that are read, B x frames x dim."""
+        chosen = videos[:, self.frames_read(videos.shape[1], fps)].to(self.model.device)
         pixels = clip_pixels(chosen.flatten(0, 1), self._size, self._fit, halves=self._halves).to(self.model.dtype)
         features = self.model.get_image_features(pixel_values=pixels).pooler_output.float()
-        return F.normalize(features, dim=-1).view(videos.shape[0], len(indices), -1)
+        return F.normalize(features, dim=-1).view(*chosen.shape[:2], -1)
 
-    def texts(self, prompts: Sequence[str]) -> Tensor:
-        """Unit embeddings of prompts, B x dim; prompts beyond the model's context are cut, as its authors do."""
+    def cosines(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
+        """Of frames and prompts, B x frames; prompts beyond the model's context are cut, as its authors do."""
         assert self._tokenizer is not None
         tokens = self._tokenizer(
             list(prompts), padding=True, truncation=True, max_length=self._length, return_tensors="pt"
         ).to(self.model.device)
-        return F.normalize(self.model.get_text_features(**tokens).pooler_output.float(), dim=-1)
-
-    def cosines(self, videos: Tensor, prompts: Sequence[str], indices: Sequence[int]) -> Tensor:
-        return torch.einsum("bfd,bd->bf", self.frames(videos, indices), self.texts(prompts))
+        texts = F.normalize(self.model.get_text_features(**tokens).pooler_output.float(), dim=-1)
+        return torch.einsum("bfd,bd->bf", self.frames(videos, fps), texts)
 
 
-class ClipScore(NetworkReward):
+class ClipScore(ClipReward):
     """CLIPScore (Hessel et al., 2021): 2.5 max(cos(image, "A photo depicts " + prompt), 0), mean over frames."""
 
     facts = RewardFacts(
@@ -113,13 +111,11 @@ class ClipScore(NetworkReward):
         dtype: str = "",
         fit: Fit = "crop",
     ) -> None:
-        self._encoder = ClipEncoder(model, tokenizer, fit)
-        super().__init__(self._encoder.model, dtype=dtype, sample_fps=sample_fps, num_frames=num_frames)
+        super().__init__(model, tokenizer, fit, dtype=dtype, sample_fps=sample_fps, num_frames=num_frames)
         self._scale, self._clamp, self._prefix = scale, clamp, prefix
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        indices = self.frames_read(videos.shape[1], fps)
-        cosine = self._encoder.cosines(videos, [self._prefix + prompt for prompt in prompts], indices)
+        cosine = self.cosines(videos, [self._prefix + prompt for prompt in prompts], fps)
         kept = cosine.clamp(min=0) if self._clamp else cosine
         return {self.facts.parts: self._scale * kept.mean(dim=1)}
 
@@ -132,7 +128,7 @@ class Hpsv2(ClipScore):
         parts="HPSv2",
         files={
             "model": FileSource(
-                text="HPSv2 in transformers' format, a folder or a hub name (adams-story/HPSv2-hf)", hub="config.json"
+                text="HPSv2 in transformers' format, a folder or adams-story/HPSv2-hf", hub="config.json"
             ),
             "tokenizer": CLIP_FOLDER,
         },
@@ -144,11 +140,13 @@ class Hpsv2(ClipScore):
     def __init__(
         self, *, model: str, tokenizer: str = "", sample_fps: float = 2.0, num_frames: int = 16, dtype: str = ""
     ) -> None:
-        given = {"sample_fps": sample_fps, "num_frames": num_frames, "dtype": dtype}
-        super().__init__(model=model, tokenizer=tokenizer, scale=1.0, clamp=False, prefix="", fit="pad", **given)
+        super().__init__(
+            model=model, tokenizer=tokenizer, scale=1.0, clamp=False, prefix="", fit="pad", dtype=dtype,
+            sample_fps=sample_fps, num_frames=num_frames,
+        )  # fmt: skip
 
 
-class PickScore(NetworkReward):
+class PickScore(ClipReward):
     """PickScore (Kirstain et al., 2023): exp(logit scale) cos(image, prompt), raw, mean over frames.
 
     About 20 on real pictures; some toolkits divide by 26. Pictures are prepared as transformers' processor
@@ -158,9 +156,7 @@ class PickScore(NetworkReward):
     facts = RewardFacts(
         what="PickScore of frames and prompt",
         parts="PickScore",
-        files={
-            "model": FileSource(text="a hub name (yuvalkirstain/PickScore_v1) or a folder with it", hub="config.json")
-        },
+        files={"model": FileSource(text="hub name yuvalkirstain/PickScore_v1, or a folder with it", hub="config.json")},
         parameters=0.99e9,
         gigabytes=3.9,
         licence="PickScore_v1: see its page",
@@ -176,16 +172,14 @@ class PickScore(NetworkReward):
         dtype: str = "",
         fit: Fit = "crop",
     ) -> None:
-        self._encoder = ClipEncoder(model, tokenizer, fit, halves="down")
-        super().__init__(self._encoder.model, dtype=dtype, sample_fps=sample_fps, num_frames=num_frames)
+        super().__init__(model, tokenizer, fit, "down", dtype=dtype, sample_fps=sample_fps, num_frames=num_frames)
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        cosine = self._encoder.cosines(videos, prompts, self.frames_read(videos.shape[1], fps))
-        scale = self._encoder.model.logit_scale.float().exp()
-        return {"PickScore": scale * cosine.mean(dim=1)}
+        scale = self.model.logit_scale.float().exp()
+        return {"PickScore": scale * self.cosines(videos, prompts, fps).mean(dim=1)}
 
 
-class Aesthetic(NetworkReward):
+class Aesthetic(ClipReward):
     """An aesthetic head on CLIP's image embedding: the linear layers of a file, applied in order.
 
     Fits the LAION predictors (for example CLIP ViT-L/14 with layers 768-1024-128-64-16-1, no activations).
@@ -213,18 +207,17 @@ class Aesthetic(NetworkReward):
         dtype: str = "",
         fit: Fit = "crop",
     ) -> None:
-        self._encoder = ClipEncoder(model, None, fit)
-        layers, width = _read_linears(Path(head)), self._encoder.model.config.projection_dim
-        for weight, _ in layers:
+        super().__init__(model, None, fit, dtype=dtype, sample_fps=sample_fps, num_frames=num_frames)
+        self._layers, width = _read_linears(Path(head)), self.model.config.projection_dim
+        for weight, _ in self._layers:
             if weight.shape[1] != width:
                 raise RewardConfigError(f"The head in {head} does not fit: a layer takes {weight.shape[1]} of {width}.")
             width = weight.shape[0]
         if width != 1:
             raise RewardConfigError(f"The head in {head} ends with {width} outputs, a score needs one.")
-        super().__init__(self._encoder.model, dtype=dtype, layers=layers, sample_fps=sample_fps, num_frames=num_frames)
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        values = self._encoder.frames(videos, self.frames_read(videos.shape[1], fps))
+        values = self.frames(videos, fps)
         for weight, bias in self._layers:
             values = F.linear(values, weight, bias)
         return {"Aesthetic": values.squeeze(-1).mean(dim=1)}
@@ -235,10 +228,8 @@ def _read_linears(path: Path) -> Layers:
         raise RewardConfigError(f"The aesthetic head {path} does not exist.")
     state = read_weights(path)
     numbered = re.compile(r"(?:.*\.)?(\d+)\.weight")
-    layers_by_number = {int(match[1]): name for name in state if (match := numbered.fullmatch(name))}
-    names = [layers_by_number[index] for index in sorted(layers_by_number)] or [
-        name for name in state if name.endswith("weight")
-    ]
+    by_number = {int(match[1]): name for name in state if (match := numbered.fullmatch(name))}
+    names = [by_number[n] for n in sorted(by_number)] or [name for name in state if name.endswith("weight")]
     layers = []
     for name in names:
         bias = state.get(f"{name.removesuffix('weight')}bias", torch.zeros(state[name].shape[0]))

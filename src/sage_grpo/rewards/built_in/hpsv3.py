@@ -37,7 +37,7 @@ class Hpsv3(NetworkReward):
         files={
             "checkpoint": FileSource(text="HPSv3.safetensors: hf download MizzenAI/HPSv3 HPSv3.safetensors"),
             "base": FileSource(
-                text="configuration and tokenizer: hub name Qwen/Qwen2-VL-7B-Instruct, or a folder", hub="config.json"
+                text="configuration and tokenizer: Qwen/Qwen2-VL-7B-Instruct, or a folder", hub="config.json"
             ),
             "template": FileSource(text="hpsv3/dataset/data_collator_qwen.py of https://github.com/MizzenAI/HPSv3"),
         },
@@ -73,7 +73,7 @@ class Hpsv3(NetworkReward):
         numbers = sorted({name.split(".")[0] for name in head}, key=lambda number: (len(number), number))
         if not numbers or {f"{n}.{kind}" for n in numbers for kind in ("weight", "bias")} != head.keys():
             raise RewardConfigError(
-                f"{checkpoint} has no whole head (a weight and a bias for each layer): {sorted(head)[:6]}."
+                f"{checkpoint} has no whole head (weight and bias of each layer): {sorted(head)[:6]}."
             )
         layers = [(head[f"{n}.weight"].float(), head[f"{n}.bias"].float()) for n in numbers]
         state.pop("lm_head.weight", None)  # the scores do not need it
@@ -83,9 +83,9 @@ class Hpsv3(NetworkReward):
         # the authors cut the embeddings down to the tokens that there are
         config.get_text_config().vocab_size = len(self._chat.tokenizer)
         weights_dtype = getattr(torch, dtype)
-        self.model = load_whole(Qwen2VLModel, checkpoint, dtype=weights_dtype, state=state, config=config)
+        model = load_whole(Qwen2VLModel, checkpoint, dtype=weights_dtype, state=state, config=config)
         # loaded as it computes; its rope stays float32
-        super().__init__(self.model, dtype=None, layers=layers, sample_fps=sample_fps, num_frames=num_frames)
+        super().__init__(model, dtype=None, layers=layers, sample_fps=sample_fps, num_frames=num_frames)
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         chosen = self.frames_read(videos.shape[1], fps)

@@ -65,7 +65,12 @@ class OcrReward:
         if aggregate not in ("mean", "best"):
             raise RewardConfigError(f"aggregate must be mean or best, got {aggregate!r}.")
         self._sample_fps, self._num_frames, self._aggregate = sample_fps, num_frames, aggregate
-        self._engine = engine or _rapid_ocr()
+        if engine is None:
+            try:
+                from rapidocr_onnxruntime import RapidOCR
+            except ModuleNotFoundError as error:
+                raise RewardConfigError('The ocr reward needs pip install "sage-grpo[ocr]".') from error
+        self._engine = engine or RapidOCR()
 
     def frames_read(self, count: int, fps: float) -> list[int]:
         return sample_indices(count, fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
@@ -109,11 +114,3 @@ def reading_order(boxes: Sequence[tuple[Sequence[Sequence[float]], str]]) -> lis
             lines.append([(top, bottom, text)])
     lines.sort(key=lambda line: sum(top + bottom for top, bottom, _ in line) / len(line))
     return [text for line in lines for _, _, text in line]
-
-
-def _rapid_ocr() -> Callable[[Any], Any]:
-    try:
-        from rapidocr_onnxruntime import RapidOCR
-    except ModuleNotFoundError as error:
-        raise RewardConfigError('The ocr reward needs rapidocr-onnxruntime: pip install "sage-grpo[ocr]".') from error
-    return RapidOCR()

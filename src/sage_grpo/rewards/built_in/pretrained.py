@@ -27,23 +27,18 @@ Layers = Sequence[tuple[Tensor, Tensor]]
 
 
 class NetworkReward(ABC):
-    """A reward of one part, named in its facts, whose networks move between devices; subclasses score the clips."""
+    """A reward of one part, named in its facts, whose network moves between devices; subclasses score the clips."""
 
     facts: ClassVar[RewardFacts]
 
     def __init__(
-        self,
-        *models: Any,
-        dtype: str | None = "",
-        layers: Layers = (),
-        sample_fps: float,
-        num_frames: int = 0,
+        self, model: Any, *, dtype: str | None = "", layers: Layers = (), sample_fps: float, num_frames: int = 0
     ) -> None:
-        """dtype: the models' dtype for computing; empty is float32, None keeps their own. layers: those of a head, always float32.
+        """dtype: the model's dtype for computing; empty is float32, None keeps its own. layers: those of a head, always float32.
 
         sample_fps, num_frames: frames per second that are read, and their largest number (0: no limit).
         """
-        self._models = [frozen(model) for model in models]
+        self.model = frozen(model)
         self._dtype = None if dtype is None else getattr(torch, dtype or "float32")
         self._layers = layers
         self._sample_fps, self._num_frames = sample_fps, num_frames
@@ -64,15 +59,13 @@ class NetworkReward(ABC):
         return (self.facts.parts,)
 
     def to(self, device: torch.device) -> Self:
-        for model in self._models:
-            model.to(device=device, dtype=self._dtype)
+        self.model.to(device=device, dtype=self._dtype)
         self._layers = [(weight.to(device), bias.to(device)) for weight, bias in self._layers]
         return self
 
 
 def frozen(model: Any) -> Any:
-    """A network for scoring: no dropout, no gradient of weights, and activation checkpointing of its repeated blocks for a backward pass to the
-    pixels."""
+    """A network for scoring: no dropout, no gradient of weights, activation checkpointing of its repeated blocks for a backward pass to the pixels."""
     for block in _blocks(model):
         vars(block)["forward"] = partial(_again, block.forward)
     return model.eval().requires_grad_(False)
@@ -119,9 +112,7 @@ def load_whole(
         logging.set_verbosity(verbosity)
     fault = loading_fault(info)
     if fault is not None:
-        raise RewardConfigError(
-            f'The weights in "{name}" do not fit a {kind.__name__}: it {fault}. Download it again in full.'
-        )
+        raise RewardConfigError(f'The weights in "{name}" do not fit a {kind.__name__}: it {fault}. Download it again.')
     return model
 
 

@@ -80,9 +80,7 @@ def read_template(path: Path, strings: Sequence[str], tokens: Sequence[str], sou
     source: the file to copy if `path` does not exist.
     """
     if not path.is_file():
-        raise RewardConfigError(
-            f"The prompt template {path} does not exist. Copy {source}; docs/rewards.md says where it is."
-        )
+        raise RewardConfigError(f"The prompt template {path} does not exist. Copy {source} (docs/rewards.md).")
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         constants = {
@@ -121,16 +119,13 @@ def target_size(height: int, width: int, *, max_pixels: int, min_pixels: int) ->
     """Multiples of 28 near the frame's size; the maximum is tested first, then the minimum."""
     if max(height, width) > 200 * min(height, width):
         raise ValueError(f"The aspect ratio of {height} x {width} is beyond 200.")
-    rows = max(FACTOR, round(height / FACTOR) * FACTOR)
-    columns = max(FACTOR, round(width / FACTOR) * FACTOR)
+    rows, columns = (max(FACTOR, round(side / FACTOR) * FACTOR) for side in (height, width))
     if rows * columns > max_pixels:
         scale = math.sqrt(height * width / max_pixels)
-        rows = math.floor(height / scale / FACTOR) * FACTOR
-        columns = math.floor(width / scale / FACTOR) * FACTOR
+        rows, columns = (math.floor(side / scale / FACTOR) * FACTOR for side in (height, width))
     elif rows * columns < min_pixels:
         scale = math.sqrt(min_pixels / (height * width))
-        rows = math.ceil(height * scale / FACTOR) * FACTOR
-        columns = math.ceil(width * scale / FACTOR) * FACTOR
+        rows, columns = (math.ceil(side * scale / FACTOR) * FACTOR for side in (height, width))
     if rows < FACTOR or columns < FACTOR:
         raise ValueError(f"A frame of {height} x {width} is too narrow for patches of {FACTOR} pixels.")
     return rows, columns

@@ -14,9 +14,7 @@ from sage_grpo.types import FileSource, RewardFacts, Sound
 from sage_grpo.utils.pretrained import from_pretrained
 from sage_grpo.utils.video import resampled
 
-CLAP_FOLDER = FileSource(
-    text="a CLAP model in transformers' format, a folder or a hub name (laion/clap-htsat-unfused)", hub="config.json"
-)
+CLAP_FOLDER = FileSource(text="CLAP in transformers' format, a folder or laion/clap-htsat-unfused", hub="config.json")
 
 
 class Clap:

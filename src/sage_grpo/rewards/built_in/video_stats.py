@@ -104,10 +104,8 @@ def warp_error(clip: StatisticsBatch) -> Tensor:
 
 
 def midframe_error(clip: StatisticsBatch) -> Tensor:
-    """Mean absolute luma difference of every second frame from the one half way between its neighbours: unsteady motion.
-
-    The neighbours are moved towards each other by half of the motion of every block, and averaged: the error is small for steady motion, large for
-    stutter and jitter.
+    """Mean absolute luma difference of every second frame from the one half way between its neighbours (moved towards each other by half of the motion
+    of every block, and averaged): small for steady motion, large for stutter and jitter.
     """
     small = _pooled(clip.luma)
     before, middle, after = (small[:, start:stop:2] for start, stop in ((0, -2), (1, -1), (2, None)))
@@ -144,7 +142,7 @@ def inner(blocks: Tensor) -> Tensor:
 
 
 def track(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """Shifts from the blocks of `after` to their origin in `before` (both N x 1 x H x W): N x 2 x rows x columns in pixels (y, x), and a mask of the
+    """Shifts from the blocks of `after` to their origin in `before` (both N x 1 x H x W), N x 2 x rows x columns in pixels (y, x), and a mask of the
     blocks that their shift explains."""
     side = min(after.shape[-2:])
     levels = [1]
@@ -153,18 +151,14 @@ def track(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
     flow = torch.zeros(after.shape[0], 2, 1, 1, device=after.device)
     for pool in reversed(levels):
         old, new = (F.avg_pool2d(image, pool) if pool > 1 else image for image in (before, after))
-        flow = _closest(old, new, _dense(flow, new) / pool) * pool
+        guess = _dense(flow, new) / pool
+        flow = (_blocks(guess) + _best_shift(_warp(old, guess), new, REACH)[0]) * pool
     dense = _dense(flow, after)
     for _ in range(2):
         dense = dense + _dense(_refine(_warp(before, dense), after), after)
     flow, residual = _blocks(dense), _blocks((_warp(before, dense) - after).abs())
     contrast = _blocks((after - _dense(_blocks(after), after)).abs())
     return flow, ((contrast > FLAT) & (residual < EXPLAINED * contrast)).squeeze(1)
-
-
-def _closest(old: Tensor, new: Tensor, guess: Tensor) -> Tensor:
-    """The guess with the best whole shift of every block added, N x 2 x rows x columns."""
-    return _blocks(guess) + _best_shift(_warp(old, guess), new, REACH)[0]
 
 
 def _best_shift(before: Tensor, after: Tensor, reach: int) -> tuple[Tensor, Tensor]:
@@ -181,9 +175,8 @@ def _best_shift(before: Tensor, after: Tensor, reach: int) -> tuple[Tensor, Tens
         cost = error + 1e-3 * (y * y + x * x) ** 0.5
         better = cost < best
         best, residual = torch.where(better, cost, best), torch.where(better, error, residual)
-        shift = torch.where(
-            better, torch.tensor([y, x], device=shift.device, dtype=shift.dtype).view(1, 2, 1, 1), shift
-        )
+        step = torch.tensor([y, x], device=shift.device, dtype=shift.dtype).view(1, 2, 1, 1)
+        shift = torch.where(better, step, shift)
     return shift, residual
 
 
@@ -241,9 +234,7 @@ SMOOTH = frozenset({"brightness", "saturation", "sharpness", "flicker"})
 class VideoStats:
     """Chosen statistics as one reward; all of them by default."""
 
-    facts = RewardFacts(
-        what="measurements without weights, and guards against reward hacking", parts=", ".join(STATISTICS)
-    )
+    facts = RewardFacts(what="measurements without weights, guards against reward hacking", parts=", ".join(STATISTICS))
 
     def __init__(self, *, parts: Sequence[str] = ()) -> None:
         check_known(parts, STATISTICS, "video_stats has no part")
@@ -264,7 +255,7 @@ class VideoStats:
         rough = [part for part in self.names if part not in SMOOTH]
         if rough:
             raise RewardConfigError(
-                f"video_stats: {', '.join(rough)} has no gradient; choose parts among {', '.join(sorted(SMOOTH))}."
+                f"video_stats: {', '.join(rough)} has no gradient; choose among {', '.join(sorted(SMOOTH))}."
             )
         clip = StatisticsBatch(videos, fps)
         return {part: STATISTICS[part](clip) for part in self.names}

@@ -50,7 +50,6 @@ class VideoAlignConfig:
     num_frames: int | None
     """A fixed number of frames instead of fps."""
     max_pixels: int
-    """Largest frame in pixels."""
     template: str
     """Name of the template in the authors' prompt_template.py."""
     lora_scale: float | None
@@ -130,18 +129,9 @@ def read_state(checkpoint: Path) -> tuple[dict[str, Tensor], bool]:
     adapter, rest = checkpoint / "adapter_model.safetensors", checkpoint / "non_lora_state_dict.pth"
     if not (adapter.is_file() and rest.is_file()):
         raise RewardConfigError(
-            f"{checkpoint} needs model.pth, or adapter_model.safetensors and non_lora_state_dict.pth."
+            f"{checkpoint} needs model.pth, or adapter_model.safetensors + non_lora_state_dict.pth."
         )
     return transformers_names(read_weights(rest) | read_weights(adapter)), False
-
-
-def check_adapters(state: Mapping[str, Tensor], layers: int, config: VideoAlignConfig) -> None:
-    """Refuse an incomplete LoRA: a layer without its adapter would act as the base's, and change the scores a little."""
-    adapted = {match[2] for name in state if (match := _ADAPTER.fullmatch(name))}
-    wanted = {f"language_model.layers.{layer}.{name}" for layer in range(layers) for name in adapted}
-    fault = weights_fault(missing=wanted - state.keys())
-    if fault is not None and config.lora_everywhere:
-        raise RewardConfigError(f"The checkpoint's LoRA is incomplete: it {fault}. Download it again in full.")
 
 
 def frame_indices(frames: int, video_fps: float, *, fps: float, num_frames: int | None = None) -> list[int]:
@@ -154,12 +144,6 @@ def frame_indices(frames: int, video_fps: float, *, fps: float, num_frames: int 
     if count < TEMPORAL:
         raise ValueError(f"VideoAlign needs at least {TEMPORAL} frames, the clip has {frames}.")
     return torch.linspace(0, frames - 1, count).round().long().tolist()
-
-
-def pixel_frames(clip: Tensor, indices: Sequence[int], config: VideoAlignConfig) -> Tensor:
-    """Take frames of one clip F x H x W x 3, resize (rounded to uint8), scale and normalise them to T x 3 x H' x W' floats."""
-    height, width = target_size(clip.shape[1], clip.shape[2], max_pixels=config.max_pixels, min_pixels=MIN_PIXELS)
-    return normalise(resize_uint8(clip[list(indices)].permute(0, 3, 1, 2), height, width).float() / 255)
 
 
 class LoraLinear(nn.Module):
@@ -186,9 +170,7 @@ class VideoAlign:
                 hub="model_config.json",
                 repo="KwaiVGI/VideoReward",
             ),
-            "base": FileSource(
-                text="Qwen2-VL-2B-Instruct: hf download Qwen/Qwen2-VL-2B-Instruct, or its hub name", hub="config.json"
-            ),
+            "base": FileSource(text="hf download Qwen/Qwen2-VL-2B-Instruct, or this hub name", hub="config.json"),
             "template": FileSource(text="prompt_template.py of https://github.com/KwaiVGI/VideoAlign"),
         },
         parameters=2.2e9,
@@ -208,9 +190,7 @@ class VideoAlign:
         dtype: str = "",
         device: str = "cpu",
     ) -> None:
-        """Load.
-
-        checkpoint: the released folder (model_config.json, checkpoint-N). base: folder or hub name of Qwen2-VL-2B-Instruct. template: the authors'
+        """checkpoint: the released folder (model_config.json, checkpoint-N). base: folder or hub name of Qwen2-VL-2B-Instruct. template: the authors'
         prompt_template.py, or a text file. step: the N of checkpoint-N, default the highest. normalize: (score - mean) / std with the folder's
         statistics, as the authors do; False gives raw scores. dtype: default bfloat16 on CUDA (as released) and float32 elsewhere.
         """
@@ -230,19 +210,20 @@ class VideoAlign:
         if "rm_head.weight" not in state:
             raise RewardConfigError(f"{find_checkpoint(folder, step)} holds no reward head (rm_head.weight).")
         self._head = state.pop("rm_head.weight").float()
-        check_adapters(state, text.num_hidden_layers, self.config)
+        # a layer without its adapter would act as the base's, and change the scores a little
+        adapted = {match[2] for name in state if (match := _ADAPTER.fullmatch(name))}
+        wanted = {f"language_model.layers.{n}.{name}" for n in range(text.num_hidden_layers) for name in adapted}
+        fault = weights_fault(missing=wanted - state.keys())
+        if fault is not None and self.config.lora_everywhere:
+            raise RewardConfigError(f"The checkpoint's LoRA is incomplete: it {fault}. Download it again in full.")
         self.model = _load_model(base, len(self._chat.tokenizer), state, whole, self.config.lora_scale)
-        if self._head.shape[0] != self.config.output_dim:
-            raise RewardConfigError(
-                f"rm_head has {self._head.shape[0]} outputs, model_config.json says {self.config.output_dim}."
-            )
+        outputs, declared = self._head.shape[0], self.config.output_dim
+        if outputs != declared:
+            raise RewardConfigError(f"rm_head has {outputs} outputs, model_config.json says {declared}.")
         self.to(torch.device(device))
 
     def to(self, device: torch.device) -> VideoAlign:
-        """Move to a device; unless a dtype was given, bfloat16 on CUDA and float32 on a CPU.
-
-        Weights that were on CUDA stay bfloat16 when offloaded: converting back and forth would cost time and memory.
-        """
+        """Move to a device; unless a dtype was given, bfloat16 on CUDA and float32 on a CPU (weights that were on CUDA stay bfloat16)."""
         dtype = self._dtype or (torch.bfloat16 if torch.device(device).type == "cuda" else self._head.dtype)
         self.model.to(device=device, dtype=dtype)
         self._head = self._head.to(device=device, dtype=dtype)
@@ -251,7 +232,6 @@ class VideoAlign:
 
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        """Score the clips; `fps` is their own frame rate, the model's sampling rate is in its configuration."""
         return self.differentiable(videos, prompts, fps)
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
@@ -269,8 +249,11 @@ class VideoAlign:
         return frame_indices(count, fps, fps=self.config.fps, num_frames=self.config.num_frames)
 
     def prepare(self, videos: Tensor, prompts: Sequence[str], fps: float) -> dict[str, Tensor]:
-        indices = self.frames_read(videos.shape[1], fps)
-        clips = [pixel_frames(clip, indices, self.config) for clip in videos.to(self.device)]
+        """The frames that are read, resized (rounded to uint8) and normalised, with their prompts in the chat."""
+        indices, (height, width) = self.frames_read(videos.shape[1], fps), videos.shape[2:4]
+        size = target_size(height, width, max_pixels=self.config.max_pixels, min_pixels=MIN_PIXELS)
+        frames = [clip[list(indices)].permute(0, 3, 1, 2) for clip in videos.to(self.device)]
+        clips = [normalise(resize_uint8(one, *size).float() / 255) for one in frames]
         return {name: value.to(self.device) for name, value in self._chat.batch(prompts, clips).items()}
 
     def _read_head(self, hidden: Tensor, ids: Tensor) -> Tensor:
@@ -291,19 +274,13 @@ def _load_model(base: str, tokens: int, state: dict[str, Tensor], whole: bool, s
     rows = model.get_input_embeddings().weight
     if tokens > rows.shape[0] and "language_model.embed_tokens.weight" not in state:
         raise RewardConfigError(
-            f"{base} has {rows.shape[0]} embeddings for {tokens} tokens, and the checkpoint brings none."
+            f"{base} has {rows.shape[0]} embeddings for {tokens} tokens, the checkpoint brings none."
         )
     embedding = nn.Embedding(tokens, rows.shape[1])
     embedding.weight.data[: min(tokens, rows.shape[0])] = rows.data[:tokens]
     model.set_input_embeddings(embedding)
     adapters = {name: state.pop(name) for name in list(state) if ".lora_" in name}
     state.pop("lm_head.weight", None)  # the scores do not need it
-    _load_weights(model, state, whole)
-    _add_adapters(model, adapters, scale)
-    return cast(nn.Module, frozen(model))
-
-
-def _load_weights(model: nn.Module, state: dict[str, Tensor], whole: bool) -> None:
     missing, unexpected = model.load_state_dict(state, strict=False)
     if unexpected:
         raise RewardConfigError(f"The checkpoint holds weights that the base does not have: {unexpected[:5]}.")
@@ -312,6 +289,8 @@ def _load_weights(model: nn.Module, state: dict[str, Tensor], whole: bool) -> No
     visual = [name for name in missing if name.startswith("visual.")]
     if visual and len(visual) < sum(name.startswith("visual.") for name in model.state_dict()):
         raise RewardConfigError(f"The checkpoint's vision tower is incomplete, it lacks {visual[:5]}.")
+    _add_adapters(model, adapters, scale)
+    return cast(nn.Module, frozen(model))
 
 
 def _add_adapters(model: nn.Module, adapters: dict[str, Tensor], scale: float | None) -> None:

@@ -21,7 +21,6 @@ from dataclasses import fields
 from pathlib import Path
 from textwrap import shorten
 from typing import Annotated, Any, TypeVar
-from urllib.parse import SplitResult
 
 import torch
 from torch import Tensor
@@ -139,12 +138,10 @@ class VlmJudge:
             raise RewardConfigError(f"The judge's scale must be [lowest, highest], got {list(scale)}.")
         if ask_again < 0 or answer_tokens < 1:
             raise RewardConfigError(
-                f"The judge needs ask_again >= 0 and answer_tokens >= 1, got {ask_again}, {answer_tokens}."
+                f"The judge needs ask_again >= 0, answer_tokens >= 1, got {ask_again}, {answer_tokens}."
             )
         known = DIMENSIONS if dimensions is None else dimensions
-        check_known(
-            parts, known, "Describe it in options.dimensions ({name: what to look at}): the judge has no dimension"
-        )
+        check_known(parts, known, "Describe it in options.dimensions ({name: question}): the judge has no dimension")
         self._questions = {part: str(known[part]) for part in parts or known}
         if not self._questions:
             raise RewardConfigError("The judge needs a dimension to judge.")
@@ -163,7 +160,7 @@ class VlmJudge:
         if not isinstance(most, int) or most < 0:
             raise RewardConfigError(f"The judge's max_requests must be 0 (no limit) or more, got {most!r}.")
         self.endpoint = Endpoint(url, key_env, self._network, most)
-        self._cache = Cache(cache, self.names)  # last, because it makes a folder
+        self._cache = Cache(cache)  # last, because it makes a folder
 
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips; a clip that could not be judged is NaN with a reason, a judged one has the judge's reasons."""
@@ -228,7 +225,6 @@ class VlmJudge:
 
 
 def _group(kind: type[Group], name: str, given: Mapping[str, Any] | None) -> Group:
-    """A group of options as its dataclass; RewardConfigError names the fault."""
     check_known(given or {}, [field.name for field in fields(kind)], f"The judge's {name} have no")  # type: ignore[arg-type]
     try:
         return kind(**(given or {}))
@@ -240,7 +236,12 @@ class Endpoint:
     """POST url/chat/completions."""
 
     def __init__(self, url: str, key_env: str, network: RetryOptions, max_requests: int = 0) -> None:
-        self.url = check_url(url)
+        self.url = read_address(url, "The judge's url", "https://host/v1", "key_env")
+        if self.url.scheme == "http" and not is_loopback(self.url.hostname or ""):
+            raise RewardConfigError(
+                f"The judge at {self.url.hostname} needs https: plain http would show clips and key to the network. Only this "
+                "machine (127.0.0.1, localhost) may do without; an SSH tunnel brings another one there."
+            )
         self.requests = 0
         self._where = f"{self.url.scheme}://{self.url.netloc}{self.url.path}"
         self._key_env, self._network, self._most = key_env, network, max_requests
@@ -300,10 +301,9 @@ class Endpoint:
         if status not in TRY_AGAIN or any(code in text for code in NO_MONEY):
             raise EndpointFailure(f"{self._where} {reason}")
         asked = retry_after(headers, time.time())
-        if asked > self._network.max_wait:
-            raise EndpointFailure(
-                f"{self._where} asks to wait {asked:g} s, more than max_wait {self._network.max_wait:g}"
-            )
+        longest = self._network.max_wait
+        if asked > longest:
+            raise EndpointFailure(f"{self._where} asks to wait {asked:g} s, more than max_wait {longest:g}")
         return reason, asked
 
     def _read(self, answer: bytes) -> tuple[str, bool]:
@@ -323,17 +323,6 @@ class Endpoint:
         return hide(str(text), self.key()), finish == "length"
 
 
-def check_url(url: str) -> SplitResult:
-    """The address, if clips and a key may be sent there: https, or plain http on this machine."""
-    parsed = read_address(url, "The judge's url", "https://host/v1", "key_env")
-    if parsed.scheme == "http" and not is_loopback(parsed.hostname or ""):
-        raise RewardConfigError(
-            f"The judge at {parsed.hostname} needs https: plain http would show clips and key to the network. Only this "
-            "machine (127.0.0.1, localhost) may do without; an SSH tunnel brings another one there."
-        )
-    return parsed
-
-
 def retry_after(headers: Mapping[str, Any], now: float) -> float:
     """Seconds that an answer asks to wait, a number or a date; 0 when it does not."""
     text = str(headers.get("retry-after", "")).strip()
@@ -347,9 +336,9 @@ def retry_after(headers: Mapping[str, Any], now: float) -> float:
 class Cache:
     """Known scores by digest. Without a folder they last as long as the process."""
 
-    def __init__(self, folder: str, parts: Sequence[str]) -> None:
+    def __init__(self, folder: str) -> None:
         self.known: dict[str, Verdict] = {}
-        self._parts, self._lock = tuple(parts), threading.Lock()
+        self._lock = threading.Lock()
         self._file: Path | None = None
         if folder:
             place = Path(folder).expanduser()
@@ -385,7 +374,7 @@ class Cache:
             except (ValueError, KeyError, TypeError, AttributeError):
                 torn += 1
                 continue
-            if set(self._parts) <= set(scores) and all(math.isfinite(value) for value in scores.values()):
+            if scores and all(map(math.isfinite, scores.values())):
                 self.known[digest] = (scores, reasons)
         if torn:
             log.warning("%d lines of the judge's cache %s cannot be read and are paid for again.", torn, file)

@@ -35,7 +35,7 @@ CONNECT_SECONDS = 10.0
 
 @dataclass(eq=False)
 class ServerState:
-    """State of one server."""
+    """State of one server. Times are of time.monotonic."""
 
     url: SplitResult
     open: int = 0
@@ -43,9 +43,8 @@ class ServerState:
     failures: int = 0
     """Failures since the last success; failures of one moment count once."""
     changed: float = 0.0
-    """Time of the last success or failure."""
+    """Last success or failure."""
     down_until: float = 0.0
-    """Time until which the server gets no requests."""
 
 
 class ServerPool:
@@ -133,9 +132,15 @@ class RemoteReward:
         sent. timeout: seconds for one try. retries: tries after the first. backoff: first pause in seconds, doubled every time up to max_backoff, with
         jitter. parallel: requests at a time, default two a server.
         """
-        addresses = [_parse(url) for url in ([urls] if isinstance(urls, str) else urls)]
+        given, example = [urls] if isinstance(urls, str) else urls, "http://host:8765"
+        addresses = [read_address(url, "A reward server's url", example, "token_env") for url in given]
         if not addresses:
             raise RewardConfigError("The remote reward needs at least one url.")
+        for one in addresses:
+            if one.query or one.fragment:  # clips are sent to the url's path alone
+                raise RewardConfigError(
+                    f"A reward server's url ends with its path: leave out what follows {one.path!r}."
+                )
         if not parts:
             raise RewardConfigError("The remote reward needs weights (or parts): the names of the scores to ask for.")
         for name, value, limit in (
@@ -152,35 +157,27 @@ class RemoteReward:
         self._pool = ServerPool(addresses, self._backoff)
 
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        """Score the clips; failed requests give NaN and a reason."""
         starts = range(0, len(prompts), self._clips)
         pieces = [(videos[i : i + self._clips], prompts[i : i + self._clips]) for i in starts]
         with ThreadPoolExecutor(self._parallel) as executor, Connections() as connections:
             requests = [executor.submit(self._request, *piece, fps, connections) for piece in pieces]
             wait(requests, return_when=FIRST_EXCEPTION)
             answers = [request.result() for request in requests]  # a wrong configuration ends the run
-        again = sum(tries - 1 for _, tries in answers)
-        if again:
-            lost = sum(len(scores.reasons) for scores, _ in answers)
-            log.warning("%d reward requests were sent again; %d of %d clips have no score.", again, lost, len(prompts))
-        parts = {part: torch.cat([scores[part] for scores, _ in answers]) for part in self.names}
-        reasons = {at + i: reason for at, (scores, _) in zip(starts, answers) for i, reason in scores.reasons.items()}
+        parts = {part: torch.cat([scores[part] for scores in answers]) for part in self.names}
+        reasons = {at + i: reason for at, scores in zip(starts, answers) for i, reason in scores.reasons.items()}
         return PartScores(parts, reasons)
 
-    def _request(
-        self, videos: Tensor, prompts: Sequence[str], fps: float, connections: Connections
-    ) -> tuple[PartScores, int]:
-        """Scores after the retries, and the number of tries."""
+    def _request(self, videos: Tensor, prompts: Sequence[str], fps: float, connections: Connections) -> PartScores:
         request_id, refused = uuid.uuid4().hex, list[ServerState]()
         body, checksum = encode_request(videos, prompts, fps, request_id)
-        tries, reason = 0, "not tried"
+        reason = "not tried"
         for attempt in range(self._retries + 1):
             if connections.stop.wait(self._backoff.pause(attempt - 1) if attempt else 0):
                 break
             server = self._pool.acquire(refused)
             if server is None:
                 break
-            tries, start = tries + 1, time.monotonic()
+            start = time.monotonic()
             try:
                 status, _, answer = post(
                     server.url,
@@ -196,7 +193,7 @@ class RemoteReward:
                 if status == 200:
                     scores = decode_response(answer, request_id=request_id, checksum=checksum, count=len(prompts))
                     self._pool.succeeded(server)
-                    return self._chosen(scores), tries
+                    return self._chosen(scores)
             except (OSError, http.client.HTTPException, WireError) as error:
                 fault = self._hidden(f"{type(error).__name__}: {error}")
                 reason = f"{server.url.geturl()}: {fault}"
@@ -211,13 +208,13 @@ class RemoteReward:
             if status not in TRY_AGAIN:
                 refused.append(server)  # this server will always refuse the request; another one may accept it
         missing = {part: torch.full((len(prompts),), torch.nan) for part in self.names}
-        return PartScores(missing, dict.fromkeys(range(len(prompts)), reason)), tries
+        return PartScores(missing, dict.fromkeys(range(len(prompts)), reason))
 
     def _token(self) -> str:
         return read_token(self._token_env, "The remote reward's token_env")
 
     def _hidden(self, text: str) -> str:
-        """A server's text without the token, which some servers repeat. Call it before cutting the text, which could leave half a token."""
+        """Without the token, which some servers repeat. Called before the text is cut, which could leave half a token."""
         return hide(text, self._token())
 
     def _chosen(self, scores: PartScores) -> PartScores:
@@ -227,10 +224,3 @@ class RemoteReward:
                 raise RewardConfigError(f"The reward server has no part {part!r}.{near}")
         reasons = {index: self._hidden(reason) for index, reason in scores.reasons.items()}
         return PartScores({part: scores[part] for part in self.names}, reasons)
-
-
-def _parse(url: str) -> SplitResult:
-    parsed = read_address(url, "A reward server's url", "http://host:8765", "token_env")
-    if parsed.query or parsed.fragment:  # clips are sent to the url's path alone
-        raise RewardConfigError(f"A reward server's url ends with its path: leave out what follows {parsed.path!r}.")
-    return parsed

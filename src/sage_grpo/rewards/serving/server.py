@@ -54,9 +54,7 @@ def composite_scorer(composite: CompositeReward) -> Scorer:
 def check_binding(host: str, token: str) -> None:
     """Refuse to serve other machines without a token."""
     if not token and not is_loopback(host):
-        raise RewardConfigError(
-            f"Serving on {host} would let anybody use the reward: set a token, or bind to 127.0.0.1."
-        )
+        raise RewardConfigError(f"Serving on {host} lets anybody use the reward: set a token, or bind to 127.0.0.1.")
 
 
 class RewardServer:
@@ -74,7 +72,6 @@ class RewardServer:
         await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)  # what is being scored is finished
 
     async def score(self, request: Request) -> Response:
-        """POST /score."""
         received, complete = bytearray(), False
         try:
             self._authorise(request)

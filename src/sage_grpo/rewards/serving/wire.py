@@ -103,8 +103,8 @@ def decode_request(body: bytes | bytearray) -> ScoreRequest:
 
 
 def _videos(entry: Any, body: bytearray, start: int) -> Tensor:
-    """The one tensor of a request, as a view of the body."""
-    size, shape = len(body) - start, entry.get("shape") if isinstance(entry, dict) else None
+    size = len(body) - start
+    shape: Any = entry.get("shape") if isinstance(entry, dict) else None
     whole = isinstance(shape, list) and all(type(side) is int and side > 0 for side in shape)
     if not whole or entry.get("dtype") != "U8" or entry.get("data_offsets") != [0, size]:
         raise WireError(f"videos must be U8 and fill the file of {size} bytes, its entry says {str(entry)[:200]}.")

@@ -110,7 +110,6 @@ class Suite:
 
 
 def suite_from(content: Mapping[str, Any]) -> Suite:
-    """The suite of plain data, as JSON and YAML have it, whose types were checked."""
     parts: dict[str, Any] = {**content, "arms": tuple(Arm(**arm) for arm in content["arms"])}
     if "columns" in content:
         parts["columns"] = tuple(Column(**column) for column in content["columns"])
@@ -177,7 +176,6 @@ def _refuse(fault: str) -> None:
 
 
 def _with_groups(arm: Mapping[str, Any], groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """An arm of the file with the options of its groups."""
     names, shared = arm.get("groups", []), dict[str, Any]()
     _refuse(misfit(names, list[str], "arms[].groups"))
     for name in names:
@@ -192,7 +190,6 @@ def _with_groups(arm: Mapping[str, Any], groups: Mapping[str, Mapping[str, Any]]
 
 
 def _sized(suite: Suite, extra: Extra, size: Size) -> Suite:
-    """The arms, seeds and iterations of a size."""
     names = [arm.name for arm in suite.arms]
     first = [suite.baseline, *(name for name in names if name != suite.baseline)][:2]
     kept = {"full": names, "brief": extra.brief or names, "smoke": extra.smoke or first}

@@ -21,7 +21,6 @@ STYLES = ("-", "--", ":", "-.")
 
 
 def draw(summary: Summary, folder: Path) -> list[Path]:
-    """The figures of the suite for which there are data and matplotlib."""
     if not any(arm.counts["done"] for arm in summary.arms.values()):
         return []
     try:
@@ -87,7 +86,6 @@ def _steps(summary: Summary, path: Path) -> Path | None:
 
 
 def _bars(summary: Summary, path: Path) -> Path | None:
-    """The final value of every column, by arm, with its interval."""
     arms = [arm for arm in summary.arms.values() if arm.counts["done"]]
     columns = summary.suite.columns
     figure, axes = _panels(1, len(columns), height=1.2 + 0.32 * len(arms), width=3.6)

@@ -79,18 +79,10 @@ class RunRecord:
 
     def content(self) -> dict[str, Any]:
         """The reproducible part of the row: the same for the same settings and seed."""
-        return {
-            "reached": len(self.training),
-            "evaluations": self.evaluations,
-            "passes": self.passes,
-            "clips": self.clips,
-            "budgets": self.budgets,
-            "by_prompt": self.by_prompt,
-            "updates": self.updates,
-            "training": blocks(self.training),
-            "steps": by_step(self.training, self.grid),
-            "sentinel": self.sentinel,
-        }
+        names = ("evaluations", "passes", "clips", "budgets", "by_prompt", "updates", "sentinel")
+        values = {name: getattr(self, name) for name in names}
+        steps = by_step(self.training, self.grid)
+        return {**values, "reached": len(self.training), "training": blocks(self.training), "steps": steps}
 
     def times(self) -> dict[str, float]:
         """Seconds of an iteration, of all evaluations, and of the run, with those before an interruption."""
@@ -159,8 +151,7 @@ class Recording(Observer):
 
     def after(self, row: dict[str, float]) -> None:
         trainer, record, plan = self.trainer, self.record, self.trainer.plan
-        if plan is None:
-            raise RuntimeError("An iteration is complete, but there is no plan of it.")
+        assert plan is not None  # of the iteration that is complete
         passes = references(trainer.config, plan.iteration, plan.updates)
         spent = {"passes": rollout_cost(plan) + update_cost(plan, passes), "clips": scored_clips(plan)}
         record.cost += spent["passes"]
@@ -232,7 +223,6 @@ class SavedRun:
         try:
             record = json.dumps(self.record.state_dict()).encode()
             trainer.save(self.root, {"made_by": self.made_by}, {RECORD: record})
-            trainer.writer.finish()
             checkpoint.prune(self.root, 1, number, spare=trainer.state.sentinel.good)
         except (checkpoint.SaveFailed, OSError) as error:
             if needed:
@@ -257,7 +247,6 @@ class SavedRun:
         self.on_note(f"goes on after iteration {self.trainer.state.iteration}.")
 
     def _fault(self, folder: Path) -> str:
-        """The reason why a checkpoint would not reproduce an uninterrupted run."""
         meta = checkpoint.read_meta(folder)
         known = meta.get("made_by", {})
         other = [name for name in sorted({*known, *self.made_by}) if known.get(name) != self.made_by.get(name)]
@@ -278,7 +267,7 @@ def train(job: CompareJob, bases: Bases, saved: SavedRun) -> None:
     trainer.encode_prompts()  # the prompts depend on the iteration
     saved.points = points = {*job.points, *record.budgets.values()}
     recording = Recording(trainer, record, bases, job.budgets, points)
-    guard = HealthGuard(trainer.config, trainer.state, trainer.writer, saved.root, held_out=bool(trainer.held_out))
+    guard = HealthGuard(trainer.config, trainer.state, trainer.world, saved.root, held_out=bool(trainer.held_out))
     loop = Loop(trainer, guard, saved, [recording], points, StopRequest(), recording.evaluate)
     if loop.run() and trainer.held_out:  # the last evaluation measures the final weights
         recording.keep(recording.evaluate(), trainer.config.iterations)
@@ -346,7 +335,6 @@ def sample(trainer: Trainer, record: RunRecord) -> None:
 
 
 def scored_clips(plan: Plan) -> int:
-    """Clips of a rollout that rewards score."""
     return 0 if plan.examples else sum(len(batch.members) for batch in _batches(plan))
 
 
@@ -354,7 +342,7 @@ def rollout_cost(plan: Plan) -> int:
     """Network evaluations of a rollout; a shared prefix counts once. Given clips cost none."""
     if plan.examples:
         return 0
-    shared = len({key for group in plan.groups for key in plan.prefix(group)})
+    shared = sum(group.branch for group in plan.groups)
     groups = [(batch, plan.group_of(batch)) for batch in _batches(plan)]
     return shared + sum(len(batch.members) * (group.schedule.num_steps - group.branch) for batch, group in groups)
 
@@ -420,7 +408,6 @@ def made_by(job: CompareJob) -> dict[str, Any]:
 
 
 def surroundings(config: TrainConfig) -> dict[str, Any]:
-    """Hardware, versions and code of a run: they may explain different numbers on another machine."""
     cuda = torch.cuda.is_available() and config.model.device != "cpu"
     versions = {"sage-grpo": __version__, "python": platform.python_version(), "torch": torch.__version__}
     for name in ("diffusers", "transformers", "peft"):

@@ -12,7 +12,7 @@ from typing import Any
 from sage_grpo.config.metadata import COMPARED, affects
 from sage_grpo.config.parsing import ConfigError, parse
 from sage_grpo.run.identity import differences, plain
-from sage_grpo.tools.compare.design import Arm, Column, Suite
+from sage_grpo.tools.compare.design import Arm, Suite
 from sage_grpo.tools.compare.store import FORMAT
 from sage_grpo.training.config import EvalConfig, TrainConfig
 from sage_grpo.worlds.world import SHAPES, world_of_model
@@ -35,8 +35,6 @@ RECORDED = ("evaluate.prompts", "evaluate.per_prompt", "evaluate.steps", "evalua
 """Settings of the evaluation that rows have even where they are the recipe's: the benchmark's rules need them (docs/benchmark.md)."""
 BUDGETS = ("passes", "clips")
 """Limits of a suite: network evaluations, and scored clips."""
-PARTS = (Column(key="TA"), Column(key="MQ"), Column(key="VQ"), Column(key="drift", higher=False))
-"""Columns of the shapes judge's parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +63,6 @@ class CompareJob:
 
     @property
     def file(self) -> str:
-        """Name of the file with the arm's configuration."""
         return f"{re.sub(r'[^A-Za-z0-9.=_-]+', '-', self.arm)}-{self.key[:8]}.yaml"
 
 
@@ -141,6 +138,8 @@ def key_of(config: TrainConfig, points: Sequence[int], kind: str, more: Mapping[
     """Digest of the results of a run; `more` has its other evaluations. Defaults do not count, so that a new field changes no key."""
     changed = differences(_plain(TrainConfig()), _plain(config))
     counted = {key: new for key, (_, new) in changed.items() if key != "seed" and affects(TrainConfig, key) in COMPARED}
+    if "rewards" in counted:  # rows have a field that is gone
+        counted["rewards"] = [{"standardize": {}, **reward} for reward in counted["rewards"]]
     text = json.dumps([counted, config.seed, list(points), kind, *([more] if more else [])], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -163,24 +162,8 @@ def head(job: CompareJob, status: str, fault: str | None) -> dict[str, Any]:
 def _plain(config: TrainConfig) -> Mapping[str, Any]:
     found = plain(asdict(config))
     for reward in found["rewards"]:
-        if not reward[
-            "judges"
-        ]:  # rows are older than this field; in a list, which is compared whole, it would change their keys
-            del reward["judges"]
+        if not reward["judges"]:
+            del reward[
+                "judges"
+            ]  # rows are older than this field; in a list, which is compared whole, it would change their keys
     return found
-
-
-def ceiling(weights: Mapping[str, float]) -> float | None:
-    """The best total for the judge's parts with these weights; None where it was not measured for one of them."""
-    if not set(weights) <= set(SHAPES.ceiling):
-        return None
-    return sum(weight * SHAPES.ceiling[part] for part, weight in weights.items())
-
-
-def columns_of(configs: Sequence[TrainConfig]) -> tuple[Column, ...]:
-    """The total; with its ceiling, and the judge's parts, where the shapes judge alone rewards all of them alike."""
-    if any([reward.name for reward in config.rewards] != [SHAPES.name] for config in configs):
-        return (Column(key="total", label="Overall"),)
-    weights = [config.rewards[0].weights for config in configs]
-    same = all(each == weights[0] for each in weights)
-    return (Column(key="total", label="Overall", ceiling=ceiling(weights[0]) if same else None), *PARTS)

@@ -110,7 +110,6 @@ def _bases(summary: Summary) -> list[tuple[str, dict[str, str]]]:
 
 
 def _ranges(arms: Sequence[ArmSummary]) -> dict[str, tuple[float, float]]:
-    """The lowest and the highest base of these arms' runs, by column."""
     return {
         key: (min(arm.base_range[key][0] for arm in arms), max(arm.base_range[key][1] for arm in arms))
         for key in arms[0].base_range

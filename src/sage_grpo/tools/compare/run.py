@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -14,12 +14,12 @@ import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from sage_grpo.run.identity import of_code, plain
-from sage_grpo.run.lock import FolderLock
+from sage_grpo.run.identity import plain
+from sage_grpo.run.lock import locked
 from sage_grpo.tools.compare import store
 from sage_grpo.tools.compare.design import Suite
 from sage_grpo.tools.compare.prepare import CompareJob
-from sage_grpo.tools.compare.worker import Row, RunRequest, Worker, make_all
+from sage_grpo.tools.compare.worker import Row, Worker, make_all
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.utils.text import fixed
@@ -45,11 +45,12 @@ def run(
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False)
 
-    with FolderLock(folder), _stoppable():
+    with locked(folder), _stoppable():
         done = _done(folder, suite, jobs, command, say)
         asked = [job for job in jobs if arms is None or job.arm in arms]
-        _say_what_is_there(asked, done, say)
         missing = [job for job in asked if job.key not in done]
+        if len(missing) < len(asked):
+            say(f"{len(asked) - len(missing)} of {len(asked)} runs are there already.")
         for job in missing:  # as `sage-grpo train --config` takes it
             config = yaml.safe_dump(plain(asdict(job.config)), sort_keys=False)
             replace_text(folder / "configs" / job.file, config)
@@ -59,7 +60,7 @@ def run(
         missing.sort(key=lambda job: job.key not in kept)  # those that were cut off first
         devices = gpus([job.config for job in missing])
         count = min(side_by_side or how_many([job.config for job in missing], devices), len(missing))
-        workers = [Worker(folder / "logs" / f"worker-{n:02d}.log", environment(devices, n)) for n in range(count)]
+        workers = [Worker(folder, n, environment(devices, n), weights) for n in range(count)]
         where = f"GPU {', '.join(devices)}" if devices else "the CPU"
         say(f"{len(missing)} runs to make, {count} side by side on {where}.")
         failed = 0
@@ -76,23 +77,13 @@ def run(
                 bar.advance(task)
                 say(f"{bar.tasks[0].completed:.0f}/{len(asked)}  {job.name}: {_result(suite, row)}")
 
-            root = folder.absolute()
-            requests = [
-                RunRequest(
-                    job=job,
-                    weights=root / "weights" / f"{Path(job.file).stem}-{job.seed}" if weights else None,
-                    unfinished=store.place(root, job.key),
-                )
-                for job in missing
-            ]
-            make_all(requests, workers, keep, lambda job, text: say(f"{job.name}: {text}"))
+            make_all(missing, workers, keep, lambda job, text: say(f"{job.name}: {text}"))
         return failed
 
 
 def _done(
     folder: Path, suite: Suite, jobs: Sequence[CompareJob], command: str, say: Callable[[str], None]
 ) -> dict[str, Row]:
-    """Finished rows by key, in a folder whose file of rows is whole and whose suite is this one."""
     file, keys = folder / store.ROWS, [job.key for job in jobs]
     if store.repair(file):
         say(f"The last line of {file} was cut off and is removed; its run is made again.")
@@ -102,17 +93,6 @@ def _done(
     for key in store.kept(folder, done):  # stopped between the two
         store.forget(folder, key)
     return done
-
-
-def _say_what_is_there(asked: Sequence[CompareJob], done: Mapping[str, Row], say: Callable[[str], None]) -> None:
-    rows = [done[job.key] for job in asked if job.key in done]
-    others = sorted({row["code"][:24] for row in rows if row.get("code") and row["code"] != of_code()})
-    if rows:
-        say(f"{len(rows)} of {len(asked)} runs are there already.")
-    if others:
-        say(
-            f"Warning: some of them were made by other code ({', '.join(others)}...). Choose another --out to make all of them anew."
-        )
 
 
 def _result(suite: Suite, row: Row) -> str:
@@ -138,7 +118,6 @@ def cores() -> int:
 
 
 def how_many(configs: Sequence[TrainConfig], devices: Sequence[str]) -> int:
-    """The default of runs side by side."""
     if not devices:
         return cores()
     per_gpu = PER_GPU if all(world_of_model(config.model.path) is SHAPES for config in configs) else 1

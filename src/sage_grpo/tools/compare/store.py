@@ -115,7 +115,6 @@ def latest(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> dict[str, 
 
 
 def save_suite(folder: Path, suite: Suite, keys: Sequence[str], command: str) -> None:
-    """Write the request, with the keys of its runs."""
     content = {"format": FORMAT, "suite": asdict(suite), "keys": list(keys), "command": command}
     replace_text(folder / SUITE, json.dumps(content, indent=1) + "\n")
 
@@ -136,7 +135,6 @@ def load_suite(folder: Path) -> tuple[Suite, list[str], str]:
 
 
 def place(folder: Path, key: str) -> Path:
-    """Folder of a run under way: checkpoints by the number of their iteration (see `SavedRun`)."""
     return inside(folder, UNFINISHED, key)
 
 
@@ -150,14 +148,3 @@ def forget(folder: Path, key: str) -> None:
     shutil.rmtree(place(folder, key), ignore_errors=True)
     with suppress(OSError):  # other runs remain
         (folder / UNFINISHED).rmdir()
-
-
-def unfinished(folder: Path) -> str:
-    """The unfinished runs of a comparison, in a sentence; empty where there are none."""
-    keys = load_suite(folder)[1]
-    over = {key for key, row in latest(read_rows(folder / ROWS), keys).items() if row["status"] in FINISHED}
-    at = sorted(kept(folder, set(keys) - over).values())
-    if not at:
-        return ""
-    where = f"iteration {at[0]}" if at[0] == at[-1] else f"iterations {at[0]} to {at[-1]}"
-    return f"{len(at)} run(s) are unfinished, kept after {where}. The same command continues them."

@@ -87,7 +87,6 @@ def summarize(suite: Suite, rows: Sequence[Row]) -> Summary:
 
 
 def reached(row: Row) -> bool:
-    """True for a run with an end."""
     return row["status"] == "done" and str(row["iterations"]) in row["evaluations"]
 
 
@@ -101,7 +100,6 @@ def _arm(suite: Suite, name: str, runs: Runs, ended: Runs, baseline: Runs, budge
     rows = list(ended.values())
 
     def columns(at: Callable[[Runs, str], dict[int, Cell]]) -> tuple[dict[str, Interval], dict[str, Paired]]:
-        """Columns at a point, and their differences from the baseline's."""
         own = {key: at(ended, key) for key in keys}
         others = {} if name == suite.baseline else {key: at(baseline, key) for key in keys}
         return (
@@ -155,7 +153,6 @@ Cells = Mapping[int, Cell]
 
 
 def cells(runs: Runs, key: str, point: Callable[[Row], str | None]) -> dict[int, Cell]:
-    """A column of every seed that has one at its point."""
     found = {}
     for seed, row in runs.items():
         at = point(row)
@@ -170,7 +167,6 @@ def end(row: Row) -> str:
 
 
 def within(name: str) -> Callable[[Row], str | None]:
-    """The last iteration within a budget, as recorded by the run."""
 
     def point(row: Row) -> str | None:
         at = row.get("budgets", {}).get(name)

@@ -10,7 +10,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -24,20 +23,9 @@ if TYPE_CHECKING:  # a worker sets its environment before it imports torch
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunRequest:
-    """A run to make."""
-
-    job: CompareJob
-    weights: Path | None
-    """Folder for its final weights; None does not keep them."""
-    unfinished: Path
-    """Folder of its checkpoints while it is under way."""
-
-
-def serve(connection: Connection, log: Path, environment: Mapping[str, str]) -> None:
-    """The body of a worker process: it answers each request with {"note": sentence} ... and {"row": ...}, and ends after a fault, because its state
-    (a GPU's context above all) may be broken."""
+def serve(connection: Connection, log: Path, environment: Mapping[str, str], folder: Path, weights: bool) -> None:
+    """The body of a worker process: it answers each job with {"note": sentence} ... and {"row": ...}, and ends after a fault, because its state
+    (a GPU's context above all) may be broken. `folder` is the comparison's, absolute."""
     os.setsid()  # Ctrl-C is for the parent, which ends this process
     threading.Thread(target=end_with_parent, daemon=True).start()
     with alone(log).open("ab") as stream:
@@ -46,6 +34,7 @@ def serve(connection: Connection, log: Path, environment: Mapping[str, str]) -> 
     os.environ.update(environment)
     import torch
 
+    from sage_grpo.tools.compare import store
     from sage_grpo.tools.compare.measure import measure
 
     warnings.simplefilter("once")
@@ -53,19 +42,15 @@ def serve(connection: Connection, log: Path, environment: Mapping[str, str]) -> 
     bases: dict[str, Any] = {}
     with suppress(EOFError):
         while True:
-            request: RunRequest = connection.recv()
-            print(f"--- {request.job.name}", file=sys.stderr, flush=True)
+            job: CompareJob = connection.recv()
+            print(f"--- {job.name}", file=sys.stderr, flush=True)
+            kept = folder / "weights" / f"{Path(job.file).stem}-{job.seed}" if weights else None
             try:
-                row = measure(
-                    request.job,
-                    bases,
-                    request.weights,
-                    request.unfinished,
-                    lambda text: connection.send({"note": text}),
-                )
+                unfinished = store.place(folder, job.key)
+                row = measure(job, bases, kept, unfinished, lambda text: connection.send({"note": text}))
             except Exception as error:  # noqa: BLE001 - one run's fault is recorded, the others go on
                 traceback.print_exc()
-                connection.send({"row": failed(request.job, f"{type(error).__name__}: {error}")})
+                connection.send({"row": failed(job, f"{type(error).__name__}: {error}")})
                 return
             connection.send({"row": row})
 
@@ -87,22 +72,30 @@ def failed(job: CompareJob, reason: str) -> Row:
 class Worker:
     """A process of this machine, started with its first run and again after a fault."""
 
-    def __init__(self, log: Path, environment: Mapping[str, str], body: Callable[..., None] = serve) -> None:
-        self.log, self._environment, self._body = log, environment, body
+    def __init__(
+        self,
+        folder: Path,
+        number: int,
+        environment: Mapping[str, str],
+        weights: bool = False,
+        body: Callable[..., None] = serve,
+    ) -> None:
+        self.log, self._body = folder / "logs" / f"worker-{number:02d}.log", body
+        self._given = (self.log, environment, folder.absolute(), weights)
         self._process: Any = None
 
-    def begin(self, request: RunRequest) -> Connection:
+    def begin(self, job: CompareJob) -> Connection:
         """Begin a run; returns the connection that becomes readable with every message."""
         if self._process is None:
             self.log.parent.mkdir(parents=True, exist_ok=True)
             context = get_context("spawn")
             self._connection, theirs = context.Pipe()
-            self._process = context.Process(target=self._body, args=(theirs, self.log, self._environment))
+            self._process = context.Process(target=self._body, args=(theirs, *self._given))
             self._process.start()
             theirs.close()
-        self._job = request.job
+        self._job = job
         with suppress(BrokenPipeError):  # then its end is the next message
-            self._connection.send(request)
+            self._connection.send(job)
         return self._connection
 
     def receive(self) -> Mapping[str, Any]:
@@ -118,7 +111,6 @@ class Worker:
         return message
 
     def close(self) -> None:
-        """End the process at once."""
         if self._process is not None:
             self._process.kill()
             self._process.join()
@@ -127,19 +119,19 @@ class Worker:
 
 
 def make_all(
-    requests: Iterable[RunRequest],
+    jobs: Iterable[CompareJob],
     workers: Sequence[Worker],
     on_row: Callable[[CompareJob, Row], None],
     on_note: Callable[[CompareJob, str], None] = lambda job, text: None,
 ) -> None:
     """Make runs in order; `on_row` gets each row as it comes. An interruption or a fault ends the workers."""
-    waiting, idle = deque(requests), deque(workers)
+    waiting, idle = deque(jobs), deque(workers)
     running: dict[Any, tuple[Worker, CompareJob]] = {}
     try:
         while waiting or running:
             while waiting and idle:
-                worker, request = idle.popleft(), waiting.popleft()
-                running[worker.begin(request)] = worker, request.job
+                worker, job = idle.popleft(), waiting.popleft()
+                running[worker.begin(job)] = worker, job
             for connection in wait(list(running)):
                 worker, job = running[connection]
                 message = worker.receive()

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Status = Literal["pass", "skip", "warn", "fail"]
-ORDER: tuple[Status, ...] = ("pass", "skip", "warn", "fail")
-"""From good to bad."""
+ORDER: tuple[Status, ...] = ("pass", "skip", "warn", "fail")  # from good to bad
 STYLE = {"pass": "green", "skip": "dim", "warn": "bold yellow", "fail": "bold red"}
 
 WHY = {
@@ -47,7 +46,6 @@ WHY = {
     "step size": "a step as long as the velocity itself leaves nothing of the model that was trained: the run then learns from noise",
     "ranks": "a rank whose gradients were not added up trains another model, and the average of both is neither",
     "trust region": "a KL without a gradient holds nothing back, whatever its coefficient: the policy drifts until the reward is hacked",
-    "workers": "a worker with another checkpoint, dtype or card stores log-probabilities that are not the trainer's: the clip takes that for learning",
     "save": "weights that do not survive saving are a run for nothing",
 }
 """Check -> reason."""
@@ -74,7 +72,6 @@ REMEDY = {
     "step size": "lower optimizer.lr, by as much as this is above 0.1, or set optimizer.target_kl and max_kl",
     "ranks": "restart all processes from one checkpoint; the same code, seed and libraries on every machine",
     "trust region": "the reference pass must use the anchor's weights, and the KL must depend on the velocity",
-    "workers": "the same checkpoint, model.dtype and sage-grpo on every node; for another kind of card raise rollout.ray.limit with care",
     "save": "look at the exported folder with diffusers; a disk that is full writes half of a file",
 }
 """Check -> remedy when it warns or fails."""
@@ -106,12 +103,10 @@ class Check:
 
 
 def worst(found: Iterable[Check]) -> Status:
-    """The worst verdict; "pass" for none."""
     return max((one.status for one in found), key=ORDER.index, default="pass")
 
 
 def graded(value: float, *, warn: float, fail: float) -> Status:
-    """The verdict on an error: above a limit, or NaN, is worse."""
     if not math.isfinite(value) or value > fail:
         return "fail"
     return "warn" if value > warn else "pass"
@@ -133,7 +128,6 @@ def rounding(dtype: torch.dtype) -> float:
 
 
 def show(found: Check, console: Console) -> None:
-    """Print the verdict with the measured value; for a warning or failure, also the reason and the remedy."""
     from rich.table import Table
     from rich.text import Text
 
@@ -150,13 +144,11 @@ def show(found: Check, console: Console) -> None:
 
 
 def show_summary(found: Sequence[Check], console: Console) -> None:
-    """Print the number of checks by verdict."""
     count = Counter(one.status for one in found)
     text = ", ".join(f"{count[status]} {status}" for status in ORDER if count[status])
     console.print(text, style=STYLE[worst(found)])
 
 
 def document(found: Sequence[Check]) -> dict[str, Any]:
-    """The check-up as JSON."""
     rows = [finite(dataclasses.asdict(one)) for one in found]  # `value` states an infinite number
     return {"status": worst(found), "findings": rows}

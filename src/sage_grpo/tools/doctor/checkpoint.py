@@ -30,24 +30,19 @@ from sage_grpo.types import Conditioning
 
 SHORT = "a cat"
 LONG = "a small grey cat walks slowly over a wooden bridge while rain falls on the quiet river below it"
-MIDDLE = torch.tensor(0.7)
-"""A noise level at which the prompt matters."""
-STEPS = 2
-"""Steps of the clip that is compared with the pipeline's: grids differ at the first and the last step."""
-SMALL = 4 << 30
-"""Bytes of a network that is loaded a second time without asking."""
+MIDDLE = torch.tensor(0.7)  # A noise level at which the prompt matters
+STEPS = 2  # steps of the clip that is compared with the pipeline's: grids differ at the first and the last step
+SMALL = 4 << 30  # bytes of a network that is loaded a second time without asking
 KNOWN = ("HunyuanVideo15", "Wan")
 """Beginnings of the names of pipelines whose arguments and latents are known here; tests compare the others with theirs."""
 
 
 def start(model: VelocityModel) -> Tensor:
-    """A start noise for trials."""
     return keyed_noise((1, *model.latent_shape()), "doctor").to(model.device)
 
 
 @torch.no_grad()
 def prompt(model: VelocityModel, x: Tensor, conditions: Sequence[Conditioning]) -> Check:
-    """Two prompts give two velocities at one x."""
     first, second = (model.velocity(x[:1], MIDDLE, [one]) for one in conditions[:2])
     gap = relative(second, first)
     status: Status = "pass" if 1e-5 < gap < math.inf else "fail"
@@ -56,7 +51,6 @@ def prompt(model: VelocityModel, x: Tensor, conditions: Sequence[Conditioning]) 
 
 @torch.no_grad()
 def padding(model: VelocityModel, x: Tensor, images: Sequence[Tensor | None]) -> Check:
-    """A short prompt has its own velocity also beside a long one, and its encoding carries no padding."""
     short, long = model.encode([SHORT, LONG], [images[0]] * 2)
     lengths = [[len(tensor) for tensor in one.tensors.values()] for one in (short, long)]
     pair = x[:1].expand(2, *x.shape[1:]).contiguous()
@@ -81,7 +75,6 @@ def pipeline(model: FamilyModel, text: str, image: Tensor | None) -> tuple[Check
 
 
 def vae(model: FamilyModel, latents: Tensor) -> Check:
-    """Our decoding against one with the scaling that the VAE's own configuration states."""
     ours, wanted = model.decode(latents).double(), stock_decode(model, latents).double()
     error = float((ours - wanted).square().mean()) if ours.shape == wanted.shape else math.inf
     psnr = math.inf if error == 0 else -math.inf if not math.isfinite(error) else 10 * math.log10(255**2 / error)
@@ -91,7 +84,6 @@ def vae(model: FamilyModel, latents: Tensor) -> Check:
 
 
 def save(trainer: Trainer, x: Tensor, conditions: Sequence[Conditioning]) -> Check:
-    """An exported run, loaded again, has the same velocities."""
     model = trainer.model
     size = sum(p.numel() * p.element_size() for p in model.network.parameters())
     if not isinstance(model, FamilyModel) or trainer.world.control is not None:
@@ -111,14 +103,12 @@ def save(trainer: Trainer, x: Tensor, conditions: Sequence[Conditioning]) -> Che
 
 
 def why_unknown(model: FamilyModel) -> str | None:
-    """The reason why neither latents nor pixels can be compared here; None where they can."""
     name = model.index["_class_name"]
     known = name.startswith(KNOWN)
     return None if known else f"how a {name} is called is not known here (docs/models.md says what is tested)"
 
 
 def why_not_stock(model: FamilyModel) -> str | None:
-    """The reason why the stock pipeline cannot be run beside a model; None where it can."""
     wanted, unknown = model.index["_class_name"], why_unknown(model)
     if unknown is not None:
         return unknown

@@ -24,8 +24,6 @@ from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import build, pictures_of
 from sage_grpo.training.scoring import metadata_of
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.workers.dispatcher import Dispatcher
-from sage_grpo.workers.messages import WorkerError
 
 Checks = Iterator[Check]
 BROKEN = (ValueError, RuntimeError, OSError, SafetensorError)
@@ -48,7 +46,6 @@ def examine(
 
 
 def over_ranks(found: list[Check], world: World) -> list[Check]:
-    """Worse results of other processes: the same list on all of them."""
     worse, own = {}, {one.name: ORDER.index(one.status) for one in found}
     for number, text in enumerate(world.texts(json.dumps([asdict(one) for one in found]))):
         for check in [Check(**row) for row in json.loads(text)]:
@@ -91,12 +88,9 @@ def _checks(config: TrainConfig, spec: DoctorSpec, world: World) -> Checks:
     yield from _guarded("conditioning", of_conditioning(sample))
     yield from _guarded("sampling", of_sampling(sample))
     yield from _guarded("learning", of_learning(sample))
-    if isinstance(trainer.workers, Dispatcher):
-        yield from _guarded("workers", of_workers(trainer, trainer.workers))
 
 
 def _guarded(name: str, stage: Checks) -> Checks:
-    """A stage; an error in it is a failed check, and the later stages still run."""
     try:
         yield from stage
     except BROKEN as error:
@@ -108,21 +102,21 @@ def _stopped(name: str, error: Exception) -> Check:
 
 
 def small(config: TrainConfig, spec: DoctorSpec) -> TrainConfig:
-    """The run's own configuration with few clips, only the prompts for them, and every exploring step trained."""
+    """The run's own configuration with few clips, only the prompts for them, no workers, and every exploring step trained."""
     micro = min(config.batch.micro_batch, spec.members)
     batch = replace(config.batch, prompts=spec.prompts, group_size=spec.members, micro_batch=micro)
     update, data = replace(config.update, step_fraction=1.0), replace(config.data, encode_ahead=1)
-    return replace(config, batch=batch, update=update, data=data, evaluate=replace(config.evaluate, prompts=1))
+    rollout = replace(config.rollout, on="here")
+    evaluate = replace(config.evaluate, prompts=1)
+    return replace(config, batch=batch, update=update, data=data, rollout=rollout, evaluate=evaluate)
 
 
 def prepare(trainer: Trainer) -> Sample:
-    """The plan of the shared rollout, not sampled yet."""
     prompts = trainer.state.stream.peek(trainer.config.batch.prompts)
     return Sample(trainer, trainer.planner.plan(0, prompts))
 
 
 def of_schedule(run: RunDescription) -> Checks:
-    """The kernel on the grid of the first group."""
     if run.config.explores:
         yield machine.stability(run.planner.kernel, run.plan.groups[0].schedule, run.unexplored())
     else:
@@ -165,18 +159,16 @@ def _of_pipeline(trainer: Trainer, latents: Tensor, text: str, image: Tensor | N
 
 
 def of_sampling(sample: Sample) -> Checks:
-    """The shared rollout: its guidance, then its clips and the reward."""
     sample.trainer.encode_prompts()
     yield learning.guidance(sample, sample.items())
     yield from of_reward(sample, sample.trainer.engine.decode(sample.rollout))
 
 
 def of_reward(sample: Sample, videos: Tensor) -> Checks:
-    """The rewards of the shared clips, scored in several ways."""
     trainer, plan = sample.trainer, sample.plan
     members, latents = trainer.engine.scored(plan), trainer.engine.latents(sample.rollout)
-    prompts = {group.number: group.prompt for group in plan.groups}
-    places = torch.tensor([plan.groups[member.group].number for member in members])
+    prompts = plan.prompts
+    places = torch.tensor([member.group for member in members])
 
     def score(which: Tensor, asked: Sequence[int]) -> Tensor:
         shown = [prompts[place] for place in asked]
@@ -201,31 +193,14 @@ def of_reward(sample: Sample, videos: Tensor) -> Checks:
     rows = torch.tensor([member.group * plan.group_size + member.index for member in members])
     scoring = reward.measure(score, places, scored.total[rows].double()).finite()
     eta = None if not trainer.config.explores else trainer.config.kernel.eta
-    wild = eta is not None and bool(instabilities(trainer.planner.kernel, plan.groups[0].schedule))
+    wild = eta is not None and any(instabilities(trainer.planner.kernel, plan.groups[0].schedule))
     yield reward.spread(scoring, eta=eta, overshoots=wild)
     yield reward.batch(scoring)
     yield reward.prompts(scoring)
     yield reward.statistics(scoring, videos[first.isfinite()], trainer.model.video.fps)
 
 
-def of_workers(trainer: Trainer, dispatcher: Dispatcher) -> Checks:
-    """Every worker makes some clips, and the trainer replays a step of each."""
-    asked, prompts = trainer.config.rollout.ray.workers, trainer.state.stream.peek(trainer.config.batch.prompts)
-    try:
-        for number in range(2 * asked):  # the cluster may lack room for all
-            dispatcher.roll_out(trainer.planner.plan(number, prompts), (), lambda number: False)
-            if len(dispatcher.gaps) >= asked:
-                break
-    except WorkerError:  # a wrong worker, which the check names
-        if not dispatcher.gaps:
-            raise
-    finally:
-        trainer.close()
-    yield machine.honest(dispatcher.gaps, dispatcher.limit, asked)
-
-
 def of_learning(sample: Sample) -> Checks:
-    """One update: the first ratio, gradients, weights, ranks, the trust region, and the export."""
     trainer, items = sample.trainer, sample.items()
     yield learning.ratio(sample, items)
     yield learning.gradients(trainer, {item.network for item in items})

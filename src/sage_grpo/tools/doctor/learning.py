@@ -21,8 +21,7 @@ from sage_grpo.training.rollout import Rollout
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.training.update import with_old, with_reference
 
-WATCHED = 4096
-"""Values of every parameter that are watched during the update."""
+WATCHED = 4096  # values of every parameter that are watched during the update
 FAR, TOO_FAR = 0.4, 1.0
 """Limits of the relative change of a velocity by one update: the recipes' is 0.001 (a LoRA) to 0.12 (all weights)."""
 
@@ -36,7 +35,6 @@ class Sample:
 
     @cached_property
     def rollout(self) -> Rollout:
-        """Sampled on first use."""
         return self.trainer.engine.sampler(self.plan).run()
 
     def items(self) -> list[TrainItem]:
@@ -185,13 +183,11 @@ def update_moves(trainer: Trainer) -> Check:
 
 @torch.no_grad()
 def velocities(trainer: Trainer, items: Sequence[TrainItem]) -> list[Tensor]:
-    """Velocities of the first and the last replay, with the present weights."""
     ends = dict.fromkeys((0, len(items) - 1))
     return [loss.replay(items[place], trainer.model.device).velocity.detach().clone() for place in ends]
 
 
 def step_size(trainer: Trainer, items: Sequence[TrainItem], before: Sequence[Tensor]) -> Check:
-    """Relative change of the velocities by that step."""
     pairs = zip(velocities(trainer, items), before, strict=True)
     gaps = [relative(now, then) for now, then in pairs]
     largest = max(gaps) if all(map(math.isfinite, gaps)) else math.inf
@@ -216,7 +212,6 @@ def _pushed(p: nn.Parameter) -> Tensor:
 
 
 def ranks(params: Mapping[str, Tensor], world: World) -> Check:
-    """After an update all processes hold the same weights."""
     if world.control is None and world.processes == 1:
         return Check("ranks", "skip", "one process")
     other = disagreeing(params, world)
@@ -225,13 +220,12 @@ def ranks(params: Mapping[str, Tensor], world: World) -> Check:
 
 
 def trust_region(sample: Sample, items: Sequence[TrainItem]) -> Check:
-    """The KL after an update has a gradient."""
     trainer, config = sample.trainer, sample.trainer.config
     region, anchor = config.trust_region, trainer.state.anchor
     if region.mode == "none":
         return Check("trust region", "skip", "trust_region.mode is none")
     is_live = config.update.updates_per_rollout == 1 and not config.build_objective().lags  # the rollout's policy
-    if is_live and (anchor is None or anchor.every == 1) and region.estimator == "closed_form":
+    if is_live and (anchor is None or anchor.every == 1):
         return Check(
             "trust region",
             "warn",

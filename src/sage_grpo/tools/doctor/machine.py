@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 
 import torch
@@ -16,17 +16,15 @@ from sage_grpo.plan.description import RunDescription
 from sage_grpo.run.preflight import check_plan, needs, preflight
 from sage_grpo.samplers.kernels import Kernel
 from sage_grpo.samplers.schedule import Schedule
-from sage_grpo.tools.doctor.check import Check, Status
+from sage_grpo.tools.doctor.check import Check
 from sage_grpo.tools.inspect import inspect_kernel, instabilities
 from sage_grpo.training.config import TrainConfig
 
 LIBRARIES = ("torch", "diffusers", "transformers", "peft")
-LITTLE_FREE = 0.5
-"""Less of a GPU's memory free than this share means that another program uses it."""
+LITTLE_FREE = 0.5  # less of a GPU's memory free than this share means that another program uses it
 
 
 def versions() -> Check:
-    """The libraries against the oldest versions that are supported."""
     try:
         lines = [line for line in requires("sage-grpo") or [] if ";" not in line]  # extras have a marker
         wanted = dict(pair for line in lines for pair in re.findall(r"^([\w-]+)>=([\d.]+)", line))
@@ -48,7 +46,6 @@ def _key(text: str) -> tuple[int, ...]:
 
 
 def device(spec: ModelSpec, place: torch.device | None = None) -> Check:
-    """The device of the run, and its dtype on it."""
     chosen = choose_device(spec.device) if place is None else place
     if chosen.type != "cuda":
         return Check("device", "pass", f"{chosen.type}, {torch.get_num_threads()} threads, {spec.dtype}")
@@ -94,25 +91,16 @@ def settings(run: RunDescription, remarks: Sequence[str]) -> Check:
 
 
 def stability(kernel: Kernel, schedule: Schedule, unexplored: str | None = None) -> Check:
-    """A perfect network would end at its data with this kernel and schedule; `unexplored` names steps that were left deterministic for that."""
     # Every step of the grid: one that a window or a clamp leaves out today may explore in another run.
     stds = [float(kernel(*map(float, schedule.pair(index))).std) for index in range(schedule.num_steps)]
     bad = [index for index, std in enumerate(stds) if not 0 <= std < float("inf")]
     if bad or not any(schedule.stochastic):
         value = f"the noise is not a number at step(s) {bad}" if bad else "no step explores"
         return Check("stability", "fail", value)
-    faults, report = instabilities(kernel, schedule), inspect_kernel(kernel, schedule)
+    faults, report = list(instabilities(kernel, schedule)), inspect_kernel(kernel, schedule)
     last = report.rows[-1]
     if last.sigma_next == 0 and last.std > 0:
         faults.append(f"The last step leaves noise with std {last.std:.3g} in the video.")
     value = f"final variance {report.on_manifold_variance:.3f} (1 is right), off the data {report.off_manifold_variance:.2g}"
     text = " ".join(faults) or (f"{value}; {unexplored}" if unexplored else value)
     return Check("stability", "warn" if faults else "pass", text, report.on_manifold_variance)
-
-
-def honest(gaps: Mapping[str, float], limit: float, asked: int) -> Check:
-    """Workers store the log-probabilities of the trainer's replay; `gaps` has the largest difference of each."""
-    worst = max(gaps, key=lambda worker: gaps[worker])
-    value = f"{len(gaps)} of {asked} workers; {worst} differs by {gaps[worst]:.2g} at most, {limit:.2g} is allowed"
-    status: Status = "fail" if not gaps[worst] <= limit else "warn" if len(gaps) < asked else "pass"
-    return Check("workers", status, value)

@@ -13,12 +13,9 @@ from sage_grpo.rewards.built_in.video_stats import VideoStats
 from sage_grpo.tools.doctor.check import REMEDY, Check, Status, graded
 
 STATISTICS = ("brightness", "saturation", "motion", "sharpness")
-EXPLAINED = 0.9
-"""A reward of which trivial statistics explain a larger share measures little else."""
-FEW = 4
-"""Least degrees of freedom of a fit."""
-NOISE = 2.0
-"""Differences up to this multiple of those of two equal calls count as the reward's own noise."""
+EXPLAINED = 0.9  # A reward of which trivial statistics explain a larger share measures little else
+FEW = 4  # least degrees of freedom of a fit
+NOISE = 2.0  # differences up to this multiple of those of two equal calls count as the reward's own noise
 HIDDEN = "two equal calls differ by as much (reward spread)"
 
 
@@ -35,17 +32,14 @@ class Scoring:
     swapped: Tensor  # with the prompts of other groups, a row for every rotation
 
     def finite(self) -> Scoring:
-        """Without the clips that have no score."""
         keep = self.first.isfinite()
         return Scoring(**{field.name: getattr(self, field.name)[..., keep] for field in fields(self)})
 
 
-Score = Callable[[Tensor, Sequence[int]], Tensor]
-"""(indices of clips, the group of each one's prompt) -> totals."""
+Score = Callable[[Tensor, Sequence[int]], Tensor]  # (indices of clips, the group of each one's prompt) -> totals
 
 
 def measure(score: Score, groups: Tensor, path: Tensor) -> Scoring:
-    """All scorings of clips; `score` is called with indices of clips and with groups."""
     own, every = groups.tolist(), torch.arange(len(groups))
     names = sorted(set(own))
     back = every.flip(0)
@@ -65,7 +59,6 @@ def measure(score: Score, groups: Tensor, path: Tensor) -> Scoring:
 
 
 def valid(scores: Tensor, allowed: float) -> Check:
-    """Clips that have a score."""
     failed = float((~scores.isfinite()).double().mean())
     status: Status = "fail" if failed > allowed or failed == 1 else "warn" if failed else "pass"
     value = f"{failed:.0%} of {len(scores)} clips have no score (max_failed_fraction {allowed:g})"
@@ -90,7 +83,6 @@ def spread(scoring: Scoring, *, eta: float | None = None, overshoots: bool = Fal
 
 
 def batch(scoring: Scoring) -> Check:
-    """A clip's score depends on neither its neighbors nor its index."""
     turned, alone = (_units(other - scoring.first, scoring) for other in (scoring.reversed, scoring.single))
     gap = max(turned, alone)
     if gap > 0.05 and all(_is_noise(other - scoring.first, scoring) for other in (scoring.reversed, scoring.single)):
@@ -100,7 +92,6 @@ def batch(scoring: Scoring) -> Check:
 
 
 def prompts(scoring: Scoring) -> Check:
-    """Clips are scored with their own prompts, and those matter."""
     name = "reward prompt"
     if is_flat(scoring):
         return Check(name, "skip", "all clips have one score (reward spread)")
@@ -132,7 +123,6 @@ def prompts(scoring: Scoring) -> Check:
 
 
 def _advantage(difference: Tensor, groups: Tensor) -> tuple[float, float]:
-    """Mean over groups, and its standard error."""
     means = torch.stack([difference[groups == group].mean() for group in groups.unique()]).double()
     return float(means.mean()), float(means.std()) / math.sqrt(len(means)) if len(means) > 1 else math.inf
 
@@ -166,7 +156,6 @@ def _centred(values: Tensor, groups: Tensor) -> Tensor:
 
 
 def within(scores: Tensor, groups: Tensor) -> float:
-    """Standard deviation within groups, pooled."""
     freedom = max(1, len(scores) - len(groups.unique()))
     return math.sqrt(float(_centred(scores, groups).square().sum()) / freedom)
 
@@ -179,12 +168,10 @@ def _units(difference: Tensor, scoring: Scoring) -> float:
 
 
 def is_flat(scoring: Scoring) -> bool:
-    """True if clips of one prompt have one score."""
     return within(scoring.first, scoring.groups) <= 1e-6 * max(1.0, float(scoring.first.abs().max()))
 
 
 def _noise(scoring: Scoring) -> float:
-    """Difference of two equal calls."""
     return _rms(scoring.again - scoring.first)
 
 

@@ -26,7 +26,7 @@ LEAST = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A number with its interval."""
+    """A number with its 95% interval."""
 
     value: float
     low: float
@@ -92,15 +92,9 @@ def split_variance(rewards: Tensor) -> dict[str, Tensor]:
 def bootstrap(
     rows: Tensor, statistic: Callable[[Tensor], Tensor], *, level: float = 0.95, draws: int = 4000, seed: int = 0
 ) -> Estimate:
-    """A statistic of the mean of rows, with its interval when rows (prompts) are drawn anew.
-
-    `statistic` maps (draws, columns) to (draws,). Deviations are stretched by sqrt(n / (n - 1)): a resample of n rows has that
-    much too little spread.
-    """
-    count = len(rows)
-    if count < 2:
-        raise ValueError(f"An interval needs at least 2 prompts, got {count}.")
-    rows = rows.double()
+    """A statistic of the mean of rows, with its interval when rows (prompts) are drawn anew. `statistic` maps (draws, columns) to (draws,).
+    Deviations are stretched by sqrt(n / (n - 1)): a resample of n rows has that much too little spread."""
+    count, rows = len(rows), rows.double()
     value = float(statistic(rows.mean(0, keepdim=True))[0])
     picked = torch.randint(count, (draws, count), generator=torch.Generator().manual_seed(seed))
     drawn = statistic(rows[picked].mean(1))
@@ -110,10 +104,8 @@ def bootstrap(
 
 
 def effect(rewards: Tensor, still: Tensor, drifts: Tensor | None = None, still_drifts: Tensor | None = None) -> Effect:
-    """Compare clips that explored, of shape (prompts, starts, members), with deterministic ones, of shape (prompts, starts).
-
-    A prompt with a clip that has no reward is left out.
-    """
+    """Compare clips that explored, of shape (prompts, starts, members), with deterministic ones, of shape (prompts, starts). A prompt with a clip
+    that has no reward is left out."""
     whole = rewards.isfinite().all(2).all(1) & still.isfinite().all(1)
     if int(whole.sum()) < 2:
         raise ValueError(

@@ -26,7 +26,7 @@ from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.windows import Window
 from sage_grpo.tools.probe.estimate import CORRELATION, QUADRUPLE, Advice, Effect, advise, best_step, effect, spread
-from sage_grpo.training.config import BatchConfig, RolloutConfig, TrainConfig, UpdateConfig
+from sage_grpo.training.config import BatchConfig, TrainConfig, UpdateConfig
 from sage_grpo.training.inputs import conditions_of, load_rewards, prompts_from
 from sage_grpo.training.plan import Group, Plan
 from sage_grpo.training.planner import Planner
@@ -50,7 +50,7 @@ class ProbeSpec:
     etas: list[Positive] | None = None
     """Values of kernel.eta to compare at the best step, besides the configuration's; None is half of it, and one and a half of it up to 1.5."""
     out: Folder = "probe"
-    """Folder for probe.json, probe.png and snippet.yaml."""
+    """Folder for probe.json and snippet.yaml."""
     json: bool = False
     """Print JSON only."""
 
@@ -83,13 +83,11 @@ class ProbeKeys(NoiseKeys):
     """Number of the prompt."""
 
     def start(self, group: Group, member: Member, shape: tuple[int, ...]) -> Tensor:
-        """Start noise of a group, the same for all its members."""
         own = group.prompt.seed
         key = ("probe", self.seed, self.prompt) if own is None else ("prompt", own)
-        return keyed_noise(shape, "start", *key, group.number)
+        return keyed_noise(shape, "start", *key, group.index)
 
     def step(self, members: Sequence[Member], step: int, shape: tuple[int, ...], kind: str = "probe") -> Tensor:
-        """Exploration noise of a step: e, -e, f, -f."""
         rows = []
         for member in members:
             quadruple, place = divmod(member.index, QUADRUPLE)
@@ -119,7 +117,6 @@ class Prober:
 
     @property
     def grid(self) -> Schedule:
-        """The run's own grid."""
         return Schedule(self.model.sigmas(self.config.rollout.steps, self.config.rollout.shift))
 
     def steps(self) -> list[int]:
@@ -128,14 +125,13 @@ class Prober:
         return self.planner(window, self.config.kernel.eta).candidates()
 
     def still(self) -> list[Plan]:
-        """Plans, one per prompt, of deterministic clips from every start noise."""
         schedule = self.grid.exploring([False] * self.config.rollout.steps)
         members = [Member(start, 0) for start in range(self.spec.starts)]
         shares = share_out(members, self.config.batch.micro_batch)
         return [
             Plan(
                 iteration=number,
-                groups=tuple(Group(m.group, m.group, prompt, schedule, 0, ((),), shared=False) for m in members),
+                groups=tuple(Group(m.group, prompt, schedule, 0, ((),), shared=False) for m in members),
                 group_size=1,
                 equalizer={},
                 shares=shares,
@@ -152,12 +148,10 @@ class Prober:
         return [replace(plan, groups=tuple(replace(group, trained=((),)) for group in plan.groups)) for plan in plans]
 
     def planner(self, window: Window, eta: float) -> Planner:
-        """The planner of a run whose prompts are start noises."""
         config, rollout = self.config, self.config.rollout
         rollout = replace(rollout, same_noise=True, share=True)
         if window.kind == "all":
-            exact = RolloutConfig().cheap
-            rollout = replace(rollout, before_steps=None, after_steps=None, after_fraction=1.0, cheap=exact)
+            rollout = replace(rollout, before_steps=None, after_steps=None, after_fraction=1.0)
         batch = BatchConfig(
             prompts=self.spec.starts, group_size=self.spec.members, micro_batch=config.batch.micro_batch
         )
@@ -173,7 +167,6 @@ class Prober:
         return Planner(config=config, grid=self.grid, kernel=law, trains=trains, network=network_of(self.model))
 
     def run(self, plans: Sequence[Plan], eta: float) -> ProbeScores:
-        """Sample, decode and score, prompt by prompt."""
         rows = [self._clips(plan, eta) for plan in plans]
         drifts = [drift for _, drift in rows if drift is not None]
         return ProbeScores(torch.stack([reward for reward, _ in rows]), torch.stack(drifts) if drifts else None)
@@ -191,7 +184,6 @@ class Prober:
             keys=ProbeKeys(self.config.seed, 0, same_start=True, prompt=plan.iteration),
             storage=Storage(dtype=getattr(torch, self.config.rollout.storage)),
             solver=self.config.rollout.solver,
-            cheap=self.config.rollout.cheap,
             progress=self.progress,
         ).run()
         latents = torch.cat([rows for _, rows in rollout.latents])
@@ -208,7 +200,6 @@ class Prober:
 
 
 def passes(plans: Sequence[Plan]) -> int:
-    """Network evaluations of plans."""
     return sum(plan.rollout_passes(0).total() for plan in plans)
 
 
@@ -319,7 +310,6 @@ def snippet(finding: ProbeResult, config: TrainConfig) -> str | None:
 
 
 def document(prober: Prober, finding: ProbeResult) -> dict[str, Any]:
-    """Content of probe.json."""
     spec, grid, kernel = prober.spec, prober.grid, prober.config.kernel.build(prober.grid)
     steps = [
         {

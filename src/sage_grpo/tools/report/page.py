@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_grpo.tools.report.picture import write_pairs
-from sage_grpo.tools.report.run_data import RunData, crew, noise_picture, read_run, series, stepwise
+from sage_grpo.tools.report.run_data import RunData, noise_picture, read_run, series, stepwise
 from sage_grpo.tools.report.summary import base_key, differences, parts, table, verdict
 from sage_grpo.utils.json_schema import finite
 from sage_grpo.utils.safe_io import inside, replace_text, replacing
@@ -24,14 +24,12 @@ from sage_grpo.version import __version__
 
 SCRIPTS = ("base.js", "charts.js", "tables.js", "player.js", "gallery.js", "detail.js", "main.js")
 """In the order of their dependencies."""
-EMBED_MEGABYTES = 12.0
-"""Clips up to this size together are embedded in the page."""
+EMBED_MEGABYTES = 12.0  # clips up to this size together are embedded in the page
 PAGE, PAIRS = "report.html", "before_after"
 """Files of a finished run: its page, and the folder of videos with base left and tuned right."""
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunData]:
-    """All runs; a folder that is given twice is shown once."""
     unique = list({folder.resolve(): folder for folder in folders}.values())
     if not unique:
         raise ValueError("Name the folder of a run, e.g. sage-grpo report runs/demo.")
@@ -93,7 +91,6 @@ def describe(runs: Sequence[RunData]) -> tuple[dict[str, Any], list[tuple[int, P
 
 
 def render(data: Mapping[str, Any]) -> str:
-    """The page. Its policy allows its own scripts alone, by their hash, whatever the data contain."""
     script = "\n".join(f"// {name}\n{_asset(name)}" for name in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
@@ -136,14 +133,12 @@ def _run(run: RunData, name: str) -> dict[str, Any]:
         "evaluations": series(run.evaluations),
         "stepwise": stepwise(run.rows),
         "noise": noise_picture(run),
-        "crew": crew(run.rows),
         "settings": run.settings,
         "events": sorted(run.events, key=lambda event: (event["iteration"], event["time"] or 0)),
     }
 
 
 def _distinct(runs: Sequence[RunData]) -> list[str]:
-    """Names of folders; with their parents' where two are alike."""
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         names = [f"{run.folder.resolve().parent.name}/{run.name}" for run in runs]

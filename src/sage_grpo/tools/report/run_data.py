@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,12 +15,9 @@ from sage_grpo.utils.json_schema import DocumentError, demand, is_number, read_j
 from sage_grpo.utils.redact import hide_inside
 from sage_grpo.utils.safe_io import inside
 
-MOST_POINTS = 1500
-"""Points of a curve; of a longer run each point is the mean of several iterations."""
+MOST_POINTS = 1500  # points of a curve; of a longer run each point is the mean of several iterations
 STEPWISE = ("gradient/raw/", "gradient/equalized/", "gradient/sent/")
 """Metrics that have one value per denoising step."""
-CREW = ("workers", "staleness", "waited_s", "busy_s", "gap")
-"""Metrics of workers (docs/guides/ray.md)."""
 READ = ("metrics.jsonl", "config.yaml", "events.jsonl", "schedule.json", ".finished", "videos")
 """Files read from a run's folder, which may be another user's: none may lead out of it."""
 
@@ -35,7 +33,6 @@ class ReportClip:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Clips with equal keys are comparable."""
         return self.prompt, self.noise
 
 
@@ -66,7 +63,6 @@ class RunData:
 
 
 def read_run(folder: Path) -> RunData:
-    """Read a run; an unfinished one is read as far as it is."""
     from sage_grpo.config.parsing import read_yaml
 
     if not folder.is_dir():
@@ -133,24 +129,6 @@ def stepwise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def crew(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None] | None:
-    """Metrics of workers and of stale rollouts in a run; None if the trainer sampled with its newest weights."""
-    found = {name: [row[f"crew/{name}"] for row in rows if is_number(row.get(f"crew/{name}"))] for name in CREW}
-    if not found["staleness"]:
-        return None
-    seconds = sum(row.get("time/total") or 0 for row in rows if is_number(row.get("crew/waited_s")))
-    there = sum(
-        row["crew/workers"] * (row.get("time/total") or 0) for row in rows if is_number(row.get("crew/workers"))
-    )
-    return {
-        "workers": found["workers"][-1] if found["workers"] else None,
-        "staleness": _mean(found["staleness"]),
-        "idle": 1 - sum(found["busy_s"]) / there if there else None,
-        "waited": sum(found["waited_s"]) / seconds if seconds else None,
-        "gap": max(found["gap"], default=None),
-    }
-
-
 def noise_picture(run: RunData) -> dict[str, Any] | None:
     """The inspector's rows for the run's own kernel and schedule; None if they are not known."""
     if run.schedule is None or not isinstance(run.config.get("kernel"), dict):
@@ -171,7 +149,7 @@ def noise_picture(run: RunData) -> dict[str, Any] | None:
             return None  # custom code, which a report does not execute
         if "second" in type_hints(find_kernel(spec.name)) and run.schedule.get("offset"):
             return None  # a law that needs the second sigma of the run's own grid, which a group with another start does not have
-        found = inspect_kernel(spec.build(schedule), schedule).to_dict()
+        found = dataclasses.asdict(inspect_kernel(spec.build(schedule), schedule))
     except (KeyError, TypeError, ValueError):  # another version's run, or an edited file
         return None
     window = run.settings.get("rollout.window.kind", "all")
@@ -184,7 +162,6 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _masked(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Iterations in which clips had no reward and were left out."""
     found = []
     for row in rows:
         for name in ("reward/failed", "eval/failed"):

@@ -21,8 +21,7 @@ MEANINGS = {
     "drift": "distance to the nearest clip that the world can draw; lower is better, and no reward asks for it",
 }
 """The usual parts of a reward, explained for people."""
-FEW = 5
-"""Prompts that a value of an attribute needs for its change to be shown."""
+FEW = 5  # prompts that a value of an attribute needs for its change to be shown
 
 
 def interval(values: Sequence[float], of: str) -> dict[str, Any] | None:
@@ -34,7 +33,6 @@ def interval(values: Sequence[float], of: str) -> dict[str, Any] | None:
 
 
 def parts(runs: Sequence[RunData]) -> list[str]:
-    """Names of scores, the total first, then parts, then parts of parts."""
     metrics = {name for run in runs for row in run.evaluations for name in row if name.startswith("eval/")}
     names = {name for metric in metrics if not (name := metric.removeprefix("eval/")).startswith(NOT_SCORES)}
     return sorted(names, key=lambda name: (name != "total", name.count("/"), name))
@@ -80,7 +78,6 @@ def scored_key(run: RunData) -> str:
 
 
 def meaning(name: str, runs: Sequence[RunData]) -> str:
-    """The meaning of a score and its share of the total, if known."""
     whole, _, part = name.partition("/")
     told = MEANINGS.get(name) or (f"the share of {whole} that is about {part}" if whole in MEANINGS and part else "")
     weights = {repr(weight): weight for weight in _weights(runs, lambda counted: counted == name)}
@@ -157,7 +154,6 @@ def _change(found: Mapping[str, Any]) -> str:
 
 
 def differences(runs: Sequence[RunData]) -> list[dict[str, Any]]:
-    """Settings that are not the same in all runs."""
     keys = list(dict.fromkeys(key for run in runs for key in run.settings if key != "out"))
     return [
         {"key": key, "values": [run.settings.get(key) for run in runs]}
@@ -175,7 +171,6 @@ def _direction(runs: Sequence[RunData], name: str) -> int:
 
 
 def _weights(runs: Sequence[RunData], counts: Callable[[str], bool]) -> list[float]:
-    """The weights in the rewards of runs of the parts that `counts` chooses."""
     return [
         weight
         for run in runs

@@ -14,20 +14,20 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sage_grpo.config.ranges import Count, Positive, Seconds, checked
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+
 from sage_grpo.tools.study.making import clip_file
 from sage_grpo.tools.study.results import results, to_csv
 from sage_grpo.tools.study.store import ANSWERS, NoSuchTask, OtherVote, Store
-from sage_grpo.utils.http_server import Refused, check_installed
+from sage_grpo.utils.http_server import Refused
 from sage_grpo.utils.json_schema import misfit, parse_json
 from sage_grpo.utils.video import has_sound
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response
 
 PAGES = Path(__file__).parent / "pages"
 ASSETS = {
@@ -52,22 +52,10 @@ NONCE = re.compile(r"[0-9a-f]{32}")
 OPAQUE = re.compile(r"[\w-]{16,64}", re.ASCII)
 
 
-@checked
-class StudyLimits:
-    """Limits of the server."""
-
-    max_body: Count = 4096
-    """Bytes of a vote."""
-    body_timeout_s: Seconds = 10.0
-    """Seconds for a vote to arrive."""
-    header_timeout_s: Seconds = 30.0
-    """Seconds of a connection without a request."""
-    max_connections: Count = 1024
-    """Connections at a time."""
-    rate: Positive = 20.0
-    """Requests a second that each rater may make, apart from videos; more are answered 429, and the page waits."""
-    burst: Count = 60
-    """Requests above that rate that are allowed at once. Wrong tokens and names of one address are limited the same way."""
+MAX_BODY = 4096
+"""Bytes of a vote."""
+BODY_SECONDS = 10.0
+"""Seconds for a vote to arrive."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +76,6 @@ class Buckets:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, name: str) -> bool:
-        """Take one; False when there is none left."""
         now = time.monotonic()
         left, since = self._left.pop(name, (float(self._burst), now))
         left = min(self._burst, left + (now - since) * self._rate)
@@ -101,12 +88,11 @@ class Buckets:
 class StudyServer:
     """The handlers behind the routes."""
 
-    def __init__(self, store: Store, clips: Path, limits: StudyLimits) -> None:
-        self.store, self.clips, self.limits = store, clips, limits
-        self._buckets = Buckets(limits.rate, limits.burst)
+    def __init__(self, store: Store, clips: Path, *, rate: float, burst: int) -> None:
+        self.store, self.clips = store, clips
+        self._buckets = Buckets(rate, burst)
 
     async def task(self, request: Request) -> Response:
-        """GET /api/task: the rater's next task."""
         return await self._state(await self._rater(request))
 
     async def vote(self, request: Request) -> Response:
@@ -123,8 +109,6 @@ class StudyServer:
 
     async def clip(self, request: Request) -> Response:
         """GET /clip/NAME: a video, whole or in ranges."""
-        from starlette.responses import FileResponse
-
         name = request.path_params["name"]
         file = await asyncio.to_thread(self.store.clip, name) if OPAQUE.fullmatch(name) else None
         path = None if file is None else clip_file(self.clips, file)
@@ -134,23 +118,15 @@ class StudyServer:
         return FileResponse(path, media_type=kind, headers={"Cache-Control": "private, max-age=86400, immutable"})
 
     async def results(self, request: Request) -> Response:
-        """GET /api/results[?exclude_flagged=1]: the results, for the admin token."""
-        from starlette.responses import JSONResponse
-
         await self._admin(request)
         exclude = request.query_params.get("exclude_flagged") == "1"
         return JSONResponse(await asyncio.to_thread(results, self.store, exclude_flagged=exclude))
 
     async def votes(self, request: Request) -> Response:
-        """GET /api/votes.csv: every vote, for the admin token."""
-        from starlette.responses import Response
-
         await self._admin(request)
         return Response(await asyncio.to_thread(to_csv, self.store), media_type="text/csv")
 
     async def _state(self, rater: int) -> Response:
-        from starlette.responses import JSONResponse
-
         asked = await asyncio.to_thread(self.store.ask, rater)
         done, total = (await asyncio.to_thread(self.store.progress))[rater]
         study = self.store.study
@@ -201,18 +177,16 @@ class StudyServer:
     async def _body(self, request: Request) -> bytes:
         if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
             raise Refused(415, "A vote is application/json.")
-        from starlette.requests import ClientDisconnect
-
         received = bytearray()
 
         async def read() -> None:
             async for chunk in request.stream():
                 received.extend(chunk)
-                if len(received) > self.limits.max_body:
-                    raise Refused(413, f"A vote has at most {self.limits.max_body} bytes.")
+                if len(received) > MAX_BODY:
+                    raise Refused(413, f"A vote has at most {MAX_BODY} bytes.")
 
         try:
-            await asyncio.wait_for(read(), self.limits.body_timeout_s)
+            await asyncio.wait_for(read(), BODY_SECONDS)
         except TimeoutError as error:
             raise Refused(408, "The vote took too long to arrive.") from error
         except ClientDisconnect as error:
@@ -220,7 +194,6 @@ class StudyServer:
         return bytes(received)
 
     def _read_vote(self, body: bytes) -> Ballot:
-        """Task, nonce and an answer to every question; any other field is refused."""
         try:
             content = parse_json(body)
         except ValueError as error:
@@ -240,7 +213,6 @@ class StudyServer:
 
 
 async def _refuse(_request: Request, error: Exception) -> Response:
-    from starlette.responses import JSONResponse
 
     status = getattr(error, "status", 500)
     headers = {"Retry-After": "1"} if status == 429 else {}
@@ -266,15 +238,10 @@ class _Guarded:
         await self.app(scope, receive, guarded)
 
 
-def create_app(store: Store, clips: Path, *, limits: StudyLimits | None = None) -> Starlette:
-    """The ASGI application of a study whose videos lie in the folder `clips`."""
-    check_installed()
-    from starlette.applications import Starlette
-    from starlette.middleware import Middleware
-    from starlette.responses import RedirectResponse, Response
-    from starlette.routing import Route
+def create_app(store: Store, clips: Path, *, rate: float, burst: int) -> Starlette:
+    """The application of a study: `rate` is the requests a second that a rater may make, with `burst` above it at once."""
 
-    server = StudyServer(store, clips, limits or StudyLimits())
+    server = StudyServer(store, clips, rate=rate, burst=burst)
 
     def page(file: str, kind: str) -> Callable[[Any], Any]:
         content = (PAGES / file).read_bytes()

@@ -29,7 +29,6 @@ DIMENSIONS = {
     "semantic alignment": "Which video fits the text better?",
 }
 """The dimensions of the paper's user study."""
-PAPER_PROMPTS = 32
 LONGEST_NAME, LONGEST_PROMPT = 80, 8000
 SUFFIXES = (".mp4", ".webm")
 PLAYED = {".mp4": ("h264", "vp9", "av1"), ".webm": ("vp8", "vp9", "av1")}
@@ -49,7 +48,6 @@ class StudyPlan:
     prompts: Sequence[Prompt]
     dimensions: Mapping[str, str] = field(default_factory=lambda: dict(DIMENSIONS))
     against: str | None = None
-    per_rater: int | None = None
     checks: float = 0.1
     max_failed: float = 0.25
     seed: int | None = None
@@ -77,7 +75,6 @@ def make(folder: Path, plan: StudyPlan) -> tuple[str, list[str]]:
 
 
 def _check(plan: StudyPlan) -> None:
-    """Refuse faults before videos open."""
     if len(plan.methods) < 2:
         raise StudyError(f"A study compares two methods or more, got {', '.join(plan.methods) or 'none'}.")
     places: dict[Path, str] = {}
@@ -97,24 +94,19 @@ def _check(plan: StudyPlan) -> None:
             raise StudyError(f"Prompt {place + 1} has {len(prompt.text)} characters, more than {LONGEST_PROMPT}.")
     if plan.against is not None and plan.against not in plan.methods:
         raise StudyError(f"against: there is no method {plan.against!r}.{did_you_mean(plan.against, plan.methods)}")
-    total = len(comparisons(len(plan.prompts), len(plan.methods), 0 if plan.against else None))
-    if plan.per_rater is not None and plan.per_rater > total:
-        raise StudyError(f"per_rater must be at most {total}, the comparisons that there are, got {plan.per_rater}.")
 
 
 def _design(plan: StudyPlan) -> Study:
     seed = secrets.randbits(32) if plan.seed is None else plan.seed
     methods, prompts = list(plan.methods), [prompt.text for prompt in plan.prompts]
     against = None if plan.against is None else methods.index(plan.against)
-    tasks = plan.per_rater or len(comparisons(len(prompts), len(methods), against))
-    checks = check_count(plan.checks, tasks)
+    checks = check_count(plan.checks, len(comparisons(len(prompts), len(methods), against)))
     return Study(
         title=plan.title,
         methods=methods,
         prompts=prompts,
         dimensions=dict(plan.dimensions),
         against=against,
-        per_rater=plan.per_rater,
         checks=checks,
         max_failed=plan.max_failed,
         pool=spoilt_pool(checks, len(prompts), len(methods), random.Random(f"{seed} pool")),
@@ -146,7 +138,6 @@ def _copy(
 
 
 def open_study(folder: Path) -> Store:
-    """The store of a study; the error names missing videos."""
     for name in (DATABASE, *(f"{DATABASE}-{end}" for end in ("wal", "shm", "journal")), CLIPS):
         inside(folder, name)  # the folder may be another user's, and all of these are written or served
     store = Store(folder / DATABASE)
@@ -158,13 +149,10 @@ def open_study(folder: Path) -> Store:
 
 
 def invite(store: Store) -> tuple[int, str]:
-    """A new rater with tasks of their own: number and token."""
     study = store.study
     wanted = comparisons(len(study.prompts), len(study.methods), study.against)
     tasks = deal(
         wanted,
-        seen=store.dealt(),
-        count=study.per_rater,
         checks=study.checks,
         methods=len(study.methods),
         pool=[(prompt, method) for prompt, method in study.pool],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal, NamedTuple
@@ -49,7 +49,6 @@ class Task:
 
 
 def comparisons(prompts: int, methods: int, against: int | None = None) -> list[Comparison]:
-    """Every two methods on every prompt, or one method with each of the others."""
     if against is None:
         pairs = list(combinations(range(methods), 2))
     else:
@@ -71,23 +70,15 @@ def spoilt_pool(checks: int, prompts: int, methods: int, rng: random.Random) -> 
 def deal(
     wanted: Collection[Comparison],
     *,
-    seen: Mapping[Comparison, int],
-    count: int | None,
     checks: int,
     methods: int,
     pool: Sequence[tuple[int, int]],
     rng: random.Random,
 ) -> list[Task]:
-    """The tasks of one rater in their order.
-
-    All comparisons, or the `count` that were dealt least often so far (`seen`). Each two methods swap sides in half of their
-    comparisons. Attention checks are spread over the whole: the k-th falls at random into the k-th part.
-    """
+    """The tasks of one rater in their order. Each two methods swap sides in half of their comparisons. Attention checks are spread over the whole: the
+    k-th falls at random into the k-th part."""
     chosen = sorted(wanted)
     rng.shuffle(chosen)
-    if count is not None:
-        chosen = sorted(chosen, key=lambda one: seen.get(one, 0))[:count]  # stable: equals stay shuffled
-        rng.shuffle(chosen)
     tasks = _sided(chosen, rng)
     inserted = _checks(checks, sorted({one.prompt for one in wanted}), methods, pool, rng)
     for number, check in reversed(list(enumerate(inserted))):
@@ -97,7 +88,6 @@ def deal(
 
 
 def _sided(chosen: Sequence[Comparison], rng: random.Random) -> list[Task]:
-    """Each pair of methods: half of its comparisons one way round, half the other, at random."""
     flips: dict[tuple[int, int], list[bool]] = {}
     for one in chosen:
         flips.setdefault((one.first, one.second), []).append(False)
@@ -116,7 +106,6 @@ def _sided(chosen: Sequence[Comparison], rng: random.Random) -> list[Task]:
 def _checks(
     count: int, prompts: Sequence[int], methods: int, pool: Sequence[tuple[int, int]], rng: random.Random
 ) -> list[Task]:
-    """Spoilt copies and clips with themselves, half and half, none of them twice."""
     spoilt = rng.sample(list(pool), min((count + 1) // 2, len(pool)))
     clips = [(prompt, method) for prompt in prompts for method in range(methods)]
     same = rng.sample(clips, min(count - len(spoilt), len(clips)))

@@ -1,22 +1,25 @@
-"""From votes to tables: win rates with intervals, agreement, ranking, each rater's record, and the CSV to verify them with."""
+"""From votes to tables (win rates with intervals, agreement, each rater's record), to the CSV to verify them with, and to pairs for training."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import math
+import os
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from sage_grpo.tools.study.pairs import attentive, comparisons
-from sage_grpo.tools.study.store import Store, Study, Vote
+from sage_grpo.tools.study.store import Store, Study, StudyError, Vote
 from sage_grpo.utils.statistics import Z95
-from sage_grpo.utils.text import fixed, percent, spreadsheet_cell
+from sage_grpo.utils.suggest import did_you_mean
+from sage_grpo.utils.text import fixed, markdown, percent, spreadsheet_cell
 
 COLUMNS = (
     "rater", "flagged", "place", "kind", "prompt_number", "prompt", "left", "right", "dimension", "answer", "preferred",
@@ -25,7 +28,6 @@ COLUMNS = (
 
 
 def raters(store: Store, votes: Sequence[Vote]) -> list[dict[str, Any]]:
-    """The record of each rater: progress, attention checks, speed, and the share of votes for the left side."""
     own: dict[int, list[Vote]] = defaultdict(list)
     for vote in votes:
         own[vote.rater].append(vote)
@@ -78,39 +80,26 @@ def results(store: Store, *, exclude_flagged: bool = False) -> dict[str, Any]:
 
 
 def preferred(vote: Vote, dimension: str) -> int | None:
-    """The method that a vote prefers; None is a tie."""
     answer = vote.answers[dimension]
     return {"left": vote.task.left.method, "right": vote.task.right.method, "tie": None}[answer]
 
 
 def _dimension(study: Study, votes: Sequence[Vote], name: str) -> dict[str, Any]:
-    """Win rates of every two methods, agreement and ranking in one dimension."""
-    size = len(study.methods)
-    wins = np.zeros((len(study.prompts), size, size))
-    ties = np.zeros_like(wins)
+    counts = Counter[tuple[int, int, int | None]]()  # by first method, second method and winner
     units: dict[str, list[int | None]] = defaultdict(list)
     for vote in votes:
-        prompt, left, right = vote.task.prompt, vote.task.left.method, vote.task.right.method
         winner = preferred(vote, name)
+        first, second = sorted((vote.task.left.method, vote.task.right.method))
+        counts[first, second, winner] += 1
         units[vote.task.identity].append(winner)
-        if winner is None:
-            ties[prompt, [left, right], [right, left]] += 1
-        else:
-            wins[prompt, winner, left + right - winner] += 1
-    judged = sorted({vote.task.prompt for vote in votes})
-    won, tied, methods = wins.sum(0).astype(int), ties.sum(0).astype(int), study.methods
-    ranking = [
-        {"method": method, "strength": float(strength), "low": float(low), "high": float(high)}
-        for method, (strength, low, high) in zip(methods, ranked((wins + ties / 2)[judged], seed=study.seed))
-    ]
+    pairs = []
+    for _, i, j in comparisons(1, len(study.methods), study.against):
+        won, tied, lost = (counts[min(i, j), max(i, j), winner] for winner in (i, None, j))
+        pairs.append({"first": study.methods[i], "second": study.methods[j], **win_rate(won, tied, lost)})
     return {
-        "pairs": [
-            {"first": methods[i], "second": methods[j], **win_rate(int(won[i, j]), int(tied[i, j]), int(won[j, i]))}
-            for _, i, j in comparisons(1, size, study.against)
-        ],
+        "pairs": pairs,
         "agreement": krippendorff_alpha(units.values()),
         "judged_twice": sum(len(unit) > 1 for unit in units.values()),
-        "ranking": sorted(ranking, key=lambda row: -float(row["strength"])),
     }
 
 
@@ -152,30 +141,22 @@ def to_text(found: Mapping[str, Any]) -> str:
         lines += ["", part["name"], *_table(part["pairs"])]
         alpha = "-" if part["agreement"] is None else fixed(part["agreement"], 2)
         lines += [f"  agreement (Krippendorff's alpha): {alpha}"]
-        places = []
-        for row in part["ranking"]:
-            strength, low, high = (fixed(row[name], 2, signed=True) for name in ("strength", "low", "high"))
-            places.append(f"{row['method']} {strength} [{low}, {high}]")
-        lines += [f"  Bradley-Terry log-strength: {', '.join(places) or '-'}"]
     lines += [
         "",
-        "Win rate: wins over decided votes, 95% Wilson interval; ties are left out of it. Ranking: a tie is half a win for each.",
+        "Win rate: wins over decided votes, 95% Wilson interval; ties are left out of it.",
     ]
     return "\n".join(lines)
 
 
 def _table(pairs: Iterable[Mapping[str, Any]]) -> list[str]:
-    rows = [("", "win rate", "95% interval", "wins", "ties", "losses")]
+    rows = []
     for pair in pairs:
         interval = "-" if pair["rate"] is None else f"{percent(pair['low'], 1)} to {percent(pair['high'], 1)}"
         rate = "-" if pair["rate"] is None else percent(pair["rate"], 1)
-        wins, ties, losses = (str(pair[name]) for name in ("wins", "ties", "losses"))
-        rows.append((f"{pair['first']} vs {pair['second']}", rate, interval, wins, ties, losses))
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return [
-        "  " + f"{row[0]:<{widths[0]}}" + "".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:]))
-        for row in rows
-    ]
+        rows.append(
+            (f"{pair['first']} vs {pair['second']}", rate, interval, pair["wins"], pair["ties"], pair["losses"])
+        )
+    return markdown(["", "win rate", "95% interval", "wins", "ties", "losses"], rows)
 
 
 def win_rate(wins: int, ties: int, losses: int) -> dict[str, float | None]:
@@ -222,44 +203,50 @@ def krippendorff_alpha(units: Iterable[Sequence[Hashable]]) -> float | None:
     return 1 - (everything - 1) * observed / expected
 
 
-def bradley_terry(wins: np.ndarray, *, prior: float = 0.0, tolerance: float = 1e-10, most: int = 100_000) -> np.ndarray:
-    """Log-strengths with mean 0 from wins[..., i, j], how often i was preferred to j; a tie is half a win for each.
+@dataclass(frozen=True)
+class Preferences:
+    """A study's votes as pairs of clips."""
 
-    P(i is preferred to j) = s_i / (s_i + s_j). Hunter's (2004) minorisation: s_i <- W_i / sum_j n_ij / (s_i + s_j). `prior` adds
-    that many ties to every two methods that were compared, so that one that won everything has a finite strength: without it
-    that is an error. Leading dimensions are problems of their own.
-    """
-    wins = np.asarray(wins, dtype=float)
-    compared = (wins + np.swapaxes(wins, -1, -2)) > 0
-    wins = wins + prior / 2 * compared
-    games = wins + np.swapaxes(wins, -1, -2)
-    won, played = wins.sum(-1), games.sum(-1) > 0
-    if np.any(played & (won == 0)):
-        raise ValueError("A method that was never preferred has no finite strength: give a prior.")
-    logs = np.zeros(won.shape)
-    for _ in range(most):
-        strengths = np.exp(logs)
-        sums = strengths[..., :, None] + strengths[..., None, :]
-        updated = np.log(np.where(played, won, 1.0)) - np.log(np.where(played, (games / sums).sum(-1), 1.0))
-        updated -= updated.mean(-1, keepdims=True)
-        done = np.abs(updated - logs).max(initial=0.0) < tolerance
-        logs = updated
-        if done:
-            return logs
-    raise ValueError("The strengths do not settle: some methods were always preferred to others; give a prior.")
+    rows: list[dict[str, Any]]
+    """prompt, win and lose (files in the study's clips), and the numbers of answers for and against."""
+    votes: int
+    """Counted votes."""
+    undecided: int
+    """Comparisons left out because equally many answers prefer either clip; ties count for neither."""
+
+    def to_jsonl(self, clips: Path, folder: Path) -> str:
+        """A list for data.clips in this folder; its paths lead from there to the clips."""
+        way = Path(os.path.relpath(clips, folder))
+        rows = [{**row, "win": str(way / row["win"]), "lose": str(way / row["lose"])} for row in self.rows]
+        return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
 
 
-def ranked(groups: np.ndarray, *, draws: int = 1000, seed: int = 0) -> np.ndarray:
-    """Rows of (log-strength, low, high), one a method, from wins[group, i, j]; a group is a prompt.
-
-    The 95% interval comes from drawing whole groups with replacement: votes on one prompt are alike. One tie is added to
-    every two methods (see `bradley_terry`).
-    """
-    count = len(groups)
-    if not count:
-        return np.empty((0, 3))
-    strengths = bradley_terry(groups.sum(0), prior=1.0)
-    times = np.random.default_rng(seed).multinomial(count, [1 / count] * count, size=draws)
-    drawn = bradley_terry(np.tensordot(times, groups, axes=1), prior=1.0, tolerance=1e-6)
-    low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
-    return np.stack([strengths, low, high], axis=-1)
+def preferences(store: Store, *, dimension: str | None = None, exclude_flagged: bool = False) -> Preferences:
+    """Several votes on one pair are counted together, over all questions or in one; attention checks never count."""
+    study, everything = store.study, store.votes()
+    if dimension is not None and dimension not in study.dimensions:
+        raise StudyError(
+            f"The study has no question {dimension!r}, only {', '.join(study.dimensions)}.{did_you_mean(dimension, study.dimensions)}"
+        )
+    asked = study.dimensions if dimension is None else [dimension]
+    flagged = {one["rater"] for one in raters(store, everything) if one["flagged"]} if exclude_flagged else set()
+    votes = [vote for vote in everything if vote.task.kind == "pair" and vote.rater not in flagged]
+    answers: dict[tuple[int, int, int], Counter[int]] = {}
+    for vote in votes:
+        first, second = sorted((vote.task.left.method, vote.task.right.method))
+        found = answers.setdefault((vote.task.prompt, first, second), Counter())
+        found.update(winner for name in asked if (winner := preferred(vote, name)) is not None)
+    rows = []
+    for (prompt, first, second), found in sorted(answers.items()):
+        if found[first] != found[second]:
+            win, lose = (first, second) if found[first] > found[second] else (second, first)
+            rows.append(
+                {
+                    "prompt": study.prompts[prompt],
+                    "win": store.clip_of(prompt, win),
+                    "lose": store.clip_of(prompt, lose),
+                    "votes_for": found[win],
+                    "votes_against": found[lose],
+                }
+            )
+    return Preferences(rows, len(votes), len(answers) - len(rows))

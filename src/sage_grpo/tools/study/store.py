@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sage_grpo.tools.study.pairs import Comparison, Shown, Task
+from sage_grpo.tools.study.pairs import Shown, Task
 from sage_grpo.utils.json_schema import DocumentError, demand, misfit, parse_json, shown
 
 VERSION = 1
@@ -81,8 +81,6 @@ class Study:
     """Name -> question."""
     against: int | None
     """The one method that is compared with each of the others; None compares all."""
-    per_rater: int | None
-    """Comparisons that a rater gets; None is all of them."""
     checks: int
     """Attention checks that a rater gets."""
     max_failed: float
@@ -145,7 +143,6 @@ class Store:
 
     @classmethod
     def create(cls, file: Path, study: Study, clips: Mapping[tuple[int, Shown], str]) -> tuple[Store, str]:
-        """A new database with no raters, and the token of its results; `clips` maps prompt and clip to a file name."""
         token = new_token()
         rows = [(prompt, shown.method, shown.degraded, name) for (prompt, shown), name in clips.items()]
         db = _connect(file, new=True)
@@ -164,7 +161,6 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """All of it or nothing, one writer at a time."""
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -214,7 +210,6 @@ class Store:
         return token
 
     def progress(self) -> dict[int, tuple[int, int]]:
-        """Rater -> votes given, tasks in all."""
         rows = self._read(
             "SELECT raters.id, COUNT(votes.task), COUNT(tasks.id) FROM raters "
             "LEFT JOIN tasks ON tasks.rater = raters.id LEFT JOIN votes ON votes.task = tasks.id GROUP BY raters.id"
@@ -278,21 +273,7 @@ class Store:
     def files(self) -> list[str]:
         return [file for (file,) in self._read("SELECT file FROM clips ORDER BY file")]
 
-    def dealt(self) -> dict[Comparison, int]:
-        """Number of raters of each comparison."""
-        rows = self._read(
-            "SELECT prompt, left_method, right_method, COUNT(*) FROM tasks WHERE left_method != right_method "
-            "GROUP BY prompt, MIN(left_method, right_method), MAX(left_method, right_method)"
-        )
-        against = self.study.against
-        found = {}
-        for prompt, left, right, count in rows:
-            first, second = sorted((left, right), key=lambda method: (method != against, method))
-            found[Comparison(prompt, first, second)] = count
-        return found
-
     def votes(self) -> list[Vote]:
-        """Every vote, by rater and order."""
         rows = self._read(
             f"SELECT rater, place, answers, shown, voted, {TASK} FROM votes JOIN tasks ON tasks.id = votes.task "
             "ORDER BY rater, place"
@@ -352,11 +333,12 @@ def _expected() -> list[tuple[Any, ...]]:
 
 
 def _study(db: sqlite3.Connection, file: Path) -> Study:
-    """The settings of a database; StudyError names the first row that this program would not have written."""
     ((version, settings), *more) = db.execute("SELECT version, settings FROM study").fetchall() or [(None, None)]
     if version != VERSION or more:
         raise StudyError(f"{file} is of version {shown(version)}; this program reads version {VERSION}.")
     content = parse_json(settings, "its settings")
+    if isinstance(content, dict):
+        content.pop("per_rater", None)  # studies of earlier versions had a number of comparisons for each rater
     fault = misfit(content, Study, "settings")
     if fault:
         raise _strange(file, fault)

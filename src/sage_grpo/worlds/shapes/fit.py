@@ -45,13 +45,12 @@ STRAY_FROM, STRAY_TO = 0.008, 0.03
 
 @dataclass(frozen=True, kw_only=True)
 class FrameFit:
-    """Every frame explained by itself, with beliefs (they sum to one) about its attributes."""
+    """Every frame explained by itself. Beliefs about its attributes sum to one, B x F x (number of values)."""
 
     shape: Tensor
     size: Tensor
     colour: Tensor
     background: Tensor
-    """Beliefs, B x F x (number of values)."""
     centres: Tensor
     """Centre of the object, B x F x 2 world units."""
     residual: Tensor
@@ -140,10 +139,9 @@ def fit_motion(centres: Tensor, size: Tensor, grid: int = 48, rounds: int = 3) -
 
 
 def nearest_clip(videos: Tensor, frames: FrameFit, motions: MotionFit, tries: int = 2) -> tuple[SceneBatch, Tensor]:
-    """The nearest renderable clip found, and its r.m.s. distance (B).
+    """The nearest renderable clip found, and its r.m.s. distance (B): the `tries` best motions are rendered and compared, with the most believed attributes.
 
-    Attributes are the most believed ones over the clip; the `tries` best motions are rendered and compared. For a
-    clip far from every scene this is an upper bound of the distance, not the exact minimum.
+    For a clip far from every scene this is an upper bound of the distance, not the exact minimum.
     """
     count, length, height, width, _ = videos.shape
     kinds = motions.error.topk(tries, dim=1, largest=False).indices
@@ -192,11 +190,9 @@ def _guess_mask(excess: Tensor, background: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _match_outlines(mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Matched filter for every shape and size at every place.
+    """Matched filter for every shape and size at every place: the relative loss of gain against the best outline (N x 10), its centre, and the outline.
 
-    Returns the relative loss of gain against the best outline (N x 10), and the best outline with its centre.
-    The gain of an outline is the energy that it explains at its best amplitude, so a faint object is not taken
-    for a small one.
+    The gain of an outline is the energy that it explains at its best amplitude, so a faint object is not taken for a small one.
     """
     height, width = mask.shape[1:]
     x, y = pixel_centres(height, width, mask.device)

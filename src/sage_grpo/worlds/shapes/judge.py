@@ -10,17 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from sage_grpo.rewards.frames import check_clips
 from sage_grpo.types import PartScores, RewardFacts
-from sage_grpo.worlds.shapes.fit import (
-    MOTION_WIDTH,
-    MOTIONS,
-    SPEEDS,
-    FrameFit,
-    MotionFit,
-    fit_frames,
-    fit_motion,
-    nearest_clip,
-)
+from sage_grpo.worlds.shapes.fit import MOTION_WIDTH, MOTIONS, SPEEDS, fit_frames, fit_motion, nearest_clip
 from sage_grpo.worlds.shapes.render import palette
 from sage_grpo.worlds.shapes.scene import ATTRIBUTES, SceneBatch, from_text
 
@@ -38,9 +30,8 @@ class Verdict:
     """Everything that the judge sees in a batch of clips before it reads a prompt."""
 
     vq: Tensor
-    """Visual quality, B."""
     mq: Tensor
-    """Motion quality, B."""
+    """Visual and motion quality, B."""
     gate: Tensor
     """Mean over the frames of "there is exactly one object", B."""
     drift: Tensor
@@ -54,22 +45,20 @@ class Verdict:
 class ShapesJudge:
     """Reward for clips of the shapes world, by analysis-by-synthesis, in portions that fit into memory.
 
-    - ``VQ`` in [0, 1]: every frame is compared with the nearest frame that has one object of the world on one of
-      its backgrounds, wherever that object is. Needs exactly one object.
-    - ``MQ`` in [0, 1]: how closely the object's centres follow the nearest path of any motion and speed, with one
-      identity throughout. A still object follows none.
-    - ``TA`` in [0, 1]: the agreement of the clip with the prompt; ``TA/shape`` and so on are its parts. Each
-      counts in proportion to the frames (or, for motion and speed, to the likelihood), so it rises smoothly. All of
-      them are NaN for a prompt that `from_text` does not understand.
+    - ``VQ`` in [0, 1]: every frame is compared with the nearest frame that has one object of the world on one of its backgrounds, wherever that object is.
+    - ``MQ`` in [0, 1]: how closely the object's centres follow the nearest path of any motion and speed, with one identity throughout.
+    - ``TA`` in [0, 1]: the agreement of the clip with the prompt; ``TA/shape`` and so on are its parts. Each counts in proportion to the frames (or, for
+      motion and speed, to the likelihood), so it rises smoothly. NaN for a prompt that `from_text` does not understand.
     - ``Overall`` = TA + MQ / 2 + VQ / 2.
-    - ``drift``, of which LOWER is better: the r.m.s. distance (pixels in [0, 1]) to the nearest renderable clip, so
-      how far a policy has left the data manifold. Give it weight 0, or a negative one.
+    - ``drift``, of which LOWER is better: the r.m.s. distance (pixels in [0, 1]) to the nearest renderable clip, so how far a policy has left the data
+      manifold. Give it weight 0, or a negative one.
 
-    All parts but drift are gated by "there is exactly one object", without which blank clips score well. fps is
-    not used: in this world speed is the length of the path in one clip.
+    All parts but drift are gated by "there is exactly one object", without which blank clips score well. fps is not used: in this world speed is the
+    length of the path in one clip.
     """
 
     weights: ClassVar = WEIGHTS
+    names: ClassVar = ("VQ", "MQ", "TA", "Overall", "drift", *(f"TA/{name}" for name in WEIGHTS))
     facts: ClassVar = RewardFacts(
         what="the judge of the embedded shapes world",
         parts="VQ, MQ, TA, Overall, drift, and TA/NAME of every attribute",
@@ -80,13 +69,8 @@ class ShapesJudge:
     motion_width: float = 0.08
     """R.m.s. distance from the path, in world units, at which MQ has fallen to 1/e; 0.0625 is a pixel of 32."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return ("VQ", "MQ", "TA", "Overall", "drift", *(f"TA/{name}" for name in WEIGHTS))
-
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
-        """Score uint8 clips B x F x H x W x 3 against their prompts."""
-        _check_clips(videos, prompts)
+        _check_clips(videos, prompts, fps)
         if not len(videos):
             return PartScores({name: torch.zeros(0, device=videos.device) for name in self.names})
         return self.parts(self.examine(videos), prompts)
@@ -129,12 +113,18 @@ class ShapesJudge:
         vq = (frames.gate * torch.exp(-(frames.residual / self.visual_width).square())).mean(1)
         follows = torch.exp(-motions.error.amin(1) / self.motion_width**2)
         always = (frames.gate.mean(1) + frames.gate.amin(1)) / 2  # one missing frame is a fault of motion
+        looks = {name: getattr(frames, name).mean(1) for name in ("shape", "size", "colour", "background")}
+        # the degree to which all frames show the same object on the same background
+        steady = torch.stack([beliefs.amax(1) for beliefs in looks.values()]).mean(0)
+        # standing still competes with the motions, so that it takes their credit
+        errors = torch.cat([motions.error, motions.still.unsqueeze(1)], dim=1)
+        joint = torch.softmax(-errors / MOTION_WIDTH, dim=1)[:, :-1].unflatten(1, (MOTIONS, SPEEDS))
         return Verdict(
             vq=vq,
-            mq=follows * always * _steady(frames),
+            mq=follows * always * steady,
             gate=frames.gate.mean(1),
             drift=drift,
-            beliefs=_clip_beliefs(frames, motions),
+            beliefs={**looks, "motion": joint.sum(2), "speed": joint.sum(1)},
             nearest=nearest,
         )
 
@@ -143,12 +133,12 @@ class ShapesJudge:
 class NaiveProxy:
     """A deliberately hackable reward, for studying reward hacking; part ``proxy``, in about [0, 2].
 
-    It adds three things that good clips have more of than bad ones: pixels near the colour that the prompt names,
-    saturation, and change between frames. It needs no object, so it is hacked by flooding the frame with
-    the prompt's colour and by flashing. Compare it with ShapesJudge's Overall and drift. NaN for a prompt that
-    `from_text` does not understand.
+    It adds three things that good clips have more of than bad ones: pixels near the colour that the prompt names, saturation, and change between frames.
+    It needs no object, so it is hacked by flooding the frame with the prompt's colour and by flashing. Compare it with ShapesJudge's Overall and
+    drift. NaN for a prompt that `from_text` does not understand.
     """
 
+    names: ClassVar = ("proxy",)
     facts: ClassVar = RewardFacts(what="a naive proxy in the shapes world that can be hacked", parts="proxy")
 
     colour_width: float = 0.1
@@ -156,18 +146,12 @@ class NaiveProxy:
     change_weight: float = 2.0
     """Weight of the mean absolute difference between successive frames."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return ("proxy",)
-
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
-        """Score uint8 clips B x F x H x W x 3 against the colours that their prompts name."""
-        _check_clips(videos, prompts)
+        _check_clips(videos, prompts, fps)
         return self.differentiable(videos, prompts, fps)
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> PartScores:
-        """The same with a graph, for float clips in [0, 255]."""
         pixels = videos.float() / 255
         wanted, understood, reasons = _read(prompts, videos.device)
         target = palette(wanted["colour"])[:, None, None, None]
@@ -179,8 +163,7 @@ class NaiveProxy:
 
 
 def _read(prompts: Sequence[str], device: torch.device) -> tuple[dict[str, Tensor], Tensor, dict[int, str]]:
-    """By attribute the indices of the values that prompts ask for (0 where one is not understood), a mask of the
-    understood ones, and for the others the reason."""
+    """By attribute the indices of the values that prompts ask for (0 where one is not understood), a mask of the understood ones, reasons for the others."""
     rows = [_indices(prompt) for prompt in prompts]
     reasons = {place: row for place, row in enumerate(rows) if isinstance(row, str)}
     blank = (0,) * len(ATTRIBUTES)
@@ -199,31 +182,11 @@ def _indices(prompt: str) -> tuple[int, ...] | str:
         return f"the prompt is outside the grammar of the shapes world: {error}"
 
 
-def _check_clips(videos: Tensor, prompts: Sequence[str]) -> None:
-    if videos.dtype != torch.uint8 or videos.ndim != 5 or videos.shape[-1] != 3:
-        raise ValueError(
-            f"Expected uint8 clips B x F x H x W x 3, got {videos.dtype} {tuple(videos.shape)}; "
-            "to_uint8 converts floats in [0, 1]."
-        )
-    if len(videos) != len(prompts):
-        raise ValueError(f"Got {len(videos)} clips but {len(prompts)} prompts; give one prompt a clip.")
+def _check_clips(videos: Tensor, prompts: Sequence[str], fps: float) -> None:
+    check_clips(videos, prompts, fps)
     _, length, height, width, _ = videos.shape
     if length < LEAST_FRAMES or min(height, width) < LEAST_SIDE:
         raise ValueError(
             f"Clips of {length} frames at {height}x{width} are too small to judge; use at least {LEAST_FRAMES} frames "
             f"(with fewer, slow and fast bounces look alike) and {LEAST_SIDE} pixels a side."
         )
-
-
-def _clip_beliefs(frames: FrameFit, motions: MotionFit) -> dict[str, Tensor]:
-    """Beliefs about a clip. Standing still competes with the motions, so that it takes their credit."""
-    errors = torch.cat([motions.error, motions.still.unsqueeze(1)], dim=1)
-    joint = torch.softmax(-errors / MOTION_WIDTH, dim=1)[:, :-1].unflatten(1, (MOTIONS, SPEEDS))
-    looks = {name: getattr(frames, name).mean(1) for name in ("shape", "colour", "size", "background")}
-    return {**looks, "motion": joint.sum(2), "speed": joint.sum(1)}
-
-
-def _steady(frames: FrameFit) -> Tensor:
-    """Degree to which all frames show the same object on the same background, B."""
-    looks = (frames.shape, frames.size, frames.colour, frames.background)
-    return torch.stack([beliefs.mean(1).amax(1) for beliefs in looks]).mean(0)

@@ -73,7 +73,6 @@ class Scene:
     motion: str
     """Direction of a straight path, or "loop" (clockwise), or "bounce" (a ball on the floor)."""
     speed: str
-    """Share of the path that one clip covers."""
     size: str
     background: str
 
@@ -81,7 +80,7 @@ class Scene:
         for (name, values), value in zip(ATTRIBUTES.items(), self.names):
             if value not in values:
                 raise ValueError(
-                    f"Scene.{name} is {value!r}; use one of {', '.join(values)}.{did_you_mean(str(value), values)}"
+                    f"Scene.{name} is {value!r}, not of {', '.join(values)}.{did_you_mean(str(value), values)}"
                 )
 
     @property
@@ -149,7 +148,7 @@ def random_scenes(n: int, generator: torch.Generator | None = None, split: Split
 
 @cache
 def scenes_of(split: Split) -> tuple[Scene, ...]:
-    """The combinations of a split: those of `train`, about nine in ten, may be captions and prompts; `heldout` ones are for evaluation."""
+    """The combinations of a split: `train`, about nine in ten, for captions and prompts, and `heldout` for evaluation."""
     every = (Scene(**dict(zip(ATTRIBUTES, row))) for row in itertools.product(*ATTRIBUTES.values()))
     return tuple(scene for scene in every if split == "all" or scene.heldout == (split == "heldout"))
 
@@ -179,13 +178,9 @@ def from_text(text: str) -> Scene:
         if word in _meanings():
             attribute, value = _meanings()[word]
             if values.setdefault(attribute, value) != value:
-                raise ValueError(
-                    f"The text names two values of {attribute}: {values[attribute]!r} and {value!r}: {text!r}"
-                )
+                raise ValueError(f"Two values of {attribute}: {values[attribute]!r} and {value!r}: {text!r}")
         elif word not in words():
-            raise ValueError(
-                f"Unknown word {word!r} in {text!r}.{did_you_mean(word, words())} words() lists what is known."
-            )
+            raise ValueError(f"Unknown word {word!r} in {text!r}.{did_you_mean(word, words())} words() lists all.")
     missing = [f"{name} ({', '.join(ATTRIBUTES[name])})" for name in ATTRIBUTES if name not in values]
     if missing:
         raise ValueError(f"The text does not name: {'; '.join(missing)}. Text: {text!r}")

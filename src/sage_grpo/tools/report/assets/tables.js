@@ -98,17 +98,11 @@ function verdict() {
   return lines.length ? [make("div", { class: "card verdict" }, ...lines)] : [];
 }
 
-// Who sampled, where that was not the trainer with its newest weights.
-const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(0)}%`);
-const CREW = [["workers", "workers", (v) => number(v, 0)], ["idle", "of their time idle", percent], ["waited", "of the time waited for", percent], ["staleness", "iterations old", (v) => number(v, 1)], ["gap", "largest gap", (v) => number(v)]];
-
+// Where workers or older weights sampled.
 function crewSection() {
-  if (!D.runs.some((run) => run.crew)) return [];
-  const head = make("tr", {}, make("th", { scope: "col" }, "run"), ...CREW.map(([, title]) => make("th", { scope: "col", class: "number" }, title)));
-  const rows = D.runs.flatMap((run, place) => (run.crew ? [make("tr", {}, make("th", { scope: "row" }, dot(colour(place)), run.name), ...CREW.map(([name, , text]) => make("td", { class: "number" }, text(run.crew[name]))))] : []));
-  return [make("h2", {}, "Workers"), make("div", { class: "scroll" }, make("table", { class: "sticky", id: "crew" }, make("thead", {}, head), make("tbody", {}, ...rows))),
-    make("p", { class: "note" }, "Workers at the end; the mean age of the weights that sampled, in iterations; the largest difference of a stored log-probability from its replay."),
-    make("div", { class: "charts" }, metricChart({ title: "Workers over time", table: "steps", prefix: ["crew/"], preferred: ["crew/waited_s", "crew/staleness"], log: false, note: "crew/busy_s adds up all workers' seconds." }))];
+  if (!D.runs.some((run) => Object.keys(run.steps.values).some((name) => name.startsWith("crew/")))) return [];
+  return [make("h2", {}, "Workers"), make("div", { class: "charts" },
+    metricChart({ title: "Workers over time", table: "steps", prefix: ["crew/"], preferred: ["crew/waited_s", "crew/staleness"], log: false, note: "crew/busy_s adds up all workers' seconds; crew/gap is the largest difference of a log-probability from its replay." }))];
 }
 
 // A method without a KL and with one update a rollout, whose ratios are all 1, has nothing to show there but its loss.

@@ -3,20 +3,11 @@
 
 const token = location.hash.slice(1);
 const $ = (id) => document.getElementById(id);
-const SVG = "http://www.w3.org/2000/svg";
 const percent = (value, digits = 1) => (value === null ? "–" : `${(100 * value).toFixed(digits)}%`);
-const signed = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(2);
 
 function make(tag, properties = {}, ...children) {
   const node = Object.assign(document.createElement(tag), properties);
   node.append(...children);
-  return node;
-}
-
-function draw(tag, attributes, text) {
-  const node = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  if (text !== undefined) node.textContent = text;
   return node;
 }
 
@@ -30,33 +21,6 @@ function notice(text) {
   $("notice").textContent = text;
   $("notice").hidden = !text;
 }
-
-/** One row a method: the strength as a dot on its interval, all on one axis. */
-function ranking(rows) {
-  const [width, left, right, high] = [360, 112, 52, 34];
-  const reach = Math.max(0.5, ...rows.flatMap((row) => [Math.abs(row.low), Math.abs(row.high)])) * 1.08;
-  const x = (value) => left + ((value + reach) / (2 * reach)) * (width - left - right);
-  const bottom = rows.length * high + 6;
-  const picture = draw("svg", { viewBox: `0 0 ${width} ${bottom + 18}`, class: "ranking", role: "img",
-    "aria-label": `Ranking: ${rows.map((row) => `${row.method} ${signed(row.strength)}`).join(", ")}` });
-  const tick = [0.25, 0.5, 1, 2, 5, 10].find((step) => reach / step < 2.5) ?? 20;
-  for (let mark = -Math.floor(reach / tick) * tick; mark <= reach; mark += tick) {
-    picture.append(draw("line", { x1: x(mark), x2: x(mark), y1: 4, y2: bottom, class: mark === 0 ? "zero" : "grid" }));
-    picture.append(draw("text", { x: x(mark), y: bottom + 14, class: "tick", "text-anchor": "middle" }, String(mark).replace("-", "−")));
-  }
-  rows.forEach((row, place) => {
-    const y = place * high + high / 2 + 4;
-    const name = draw("text", { x: left - 14, y: y + 4, class: "name", "text-anchor": "end" }, short(row.method));
-    name.append(draw("title", {}, row.method));
-    picture.append(name);
-    picture.append(draw("line", { x1: x(row.low), x2: x(row.high), y1: y, y2: y, class: "interval" }));
-    picture.append(draw("circle", { cx: x(row.strength), cy: y, r: 5.5, class: "dot" }));
-    picture.append(draw("text", { x: width, y: y + 4, class: "value", "text-anchor": "end" }, signed(row.strength)));
-  });
-  return picture;
-}
-
-const short = (name) => (name.length > 14 ? `${name.slice(0, 13)}…` : name);
 
 /** Wins, ties and losses as one bar, with the win rate and its interval. */
 function pair(row) {
@@ -77,12 +41,11 @@ function pair(row) {
 
 function dimension(part) {
   const card = make("section", { className: "card dimension" }, make("h2", { textContent: part.name }), make("p", { className: "muted", textContent: part.question, dir: "auto" }));
-  if (!part.ranking.length) {
+  if (part.pairs.every((row) => row.wins + row.ties + row.losses === 0)) {
     card.append(make("p", { className: "muted", textContent: "No votes yet." }));
     return card;
   }
   card.append(make("h3", { textContent: "Win rate" }), make("ul", { className: "pairs" }, ...part.pairs.map(pair)));
-  card.append(make("h3", { textContent: "Bradley-Terry log-strength" }), ranking(part.ranking));
   const alpha = part.agreement === null ? "–" : part.agreement.toFixed(2).replace("-", "−");
   card.append(make("p", { className: "agreement" }, "Agreement α = ", make("b", { textContent: alpha }),
     make("span", { className: "muted", textContent: ` over ${part.judged_twice} comparisons with two votes or more` })));
