@@ -95,9 +95,7 @@ def resolve(spec: Located) -> Path:
     if _is_hub_id(spec.path):
         return _download(spec)
     if not folder.parent.is_dir():
-        raise ModelError(
-            f'model.path "{spec.path}" is not a folder. Its parent "{folder.parent}" does not exist either.'
-        )
+        raise ModelError(f'model.path "{spec.path}" is not a folder. Nor does its parent "{folder.parent}" exist.')
     near = nearest(folder.name, [child.name for child in folder.parent.iterdir() if child.is_dir()])
     hint = f' Did you mean "{folder.parent / near}"?' if near else ""
     raise ModelError(f'model.path "{spec.path}" is not a folder.{hint}')
@@ -339,16 +337,15 @@ def component_class(folder: Path, index: Mapping[str, Any], name: str) -> Any:
             f"newer version, or for code of its authors. Install a {package.__name__} that has it, or use another checkpoint."
         )
     if not (isinstance(kind, type) and issubclass(kind, allowed)):
+        fault = (
+            "which is not part of a pipeline: only models, schedulers, guiders, tokenizers and processors are loaded"
+        )
         lacking = getattr(
             kind, "_backends", None
         )  # of the libraries' placeholder for a class whose packages are not here
-        fault = (
-            f"which needs packages that are not installed: {', '.join(lacking)}. pip install them"
-            if isinstance(lacking, list)
-            else "which is not part of a pipeline: only models, schedulers, guiders, tokenizers and processors are loaded. Correct that line of "
-            "model_index.json, or download the checkpoint again"
-        )
-        raise ModelError(f'"{folder}" names a {class_name} as its {name}, {fault}.')
+        if isinstance(lacking, list):
+            fault = f"which needs packages that are not installed: pip install {' '.join(lacking)}"
+        raise ModelError(f'"{folder}" names a {class_name} as its {name}, {fault}. Or download the checkpoint again.')
     return kind
 
 
@@ -389,9 +386,7 @@ def load_component(folder: Path, index: Mapping[str, Any], name: str, dtype: tor
     check_components(folder, index, [name], [name])
     kind = component_class(folder, index, name)
     if not issubclass(kind, transformers.PreTrainedModel):
-        raise ModelError(
-            f'Component "{name}" of "{folder}" is a {index[name][1]}, which is not a model of transformers.'
-        )
+        raise ModelError(f'Component "{name}" of "{folder}" is a {index[name][1]}, not a model of transformers.')
     held = stored_shapes(folder / name, STEMS[1])
     with _quiet(folder), in_words(folder, name), _no_larger_than(folder, name, held):
         module, info = from_pretrained(
