@@ -36,9 +36,11 @@ OTHERS = {
     "qwen_image": tiny_families.qwen_image,
     "z_image": tiny_families.z_image,
 }
+EDITS = {"qwen_image_edit": lambda: tiny_families.qwen_image(edit=True)}
+"""Those that change a picture."""
 SOUND = {"ltx2": tiny_families.ltx2, "ltx2_3": lambda: tiny_families.ltx2(newer=True)}
 """Those whose clips have a sound."""
-IMAGES = tuple(kind for kind in OTHERS if kind.startswith(("flux", "sd3", "qwen", "z_image")))
+IMAGES = tuple(kind for kind in (*OTHERS, *EDITS) if kind.startswith(("flux", "sd3", "qwen", "z_image")))
 """Those that make pictures: clips of one frame."""
 PICTURE = {"height": 16, "width": 16}
 VISION = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "image_size": 16, "patch_size": 8}
@@ -51,13 +53,17 @@ def build(kind: str, folder: Path | str, *, seed: int = 0, shift: float = 5.0) -
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
     try:
-        if kind in (others := {**OTHERS, **SOUND}):
+        if kind in (others := {**OTHERS, **SOUND, **EDITS}):
             pipeline = others[kind]()
         else:
             pipeline = _hunyuan15(kind, shift) if kind.startswith("hunyuan15") else _wan(kind, shift)
     finally:
         torch.random.set_rng_state(state)
     pipeline.save_pretrained(folder)
+    if kind in EDITS:
+        tiny_families.qwen_processor(pipeline.tokenizer).image_processor.save_pretrained(folder / "processor")
+        index = json.loads((folder / "model_index.json").read_text())
+        write(folder / "model_index.json", {**index, "processor": ["transformers", "Qwen2VLProcessor"]})
     (folder / "video.json").write_text(json.dumps({**VIDEO, "frames": 1} if kind in IMAGES else VIDEO))
     return folder
 
@@ -97,6 +103,10 @@ def pipeline(folder: Path | str) -> Any:
     index = json.loads((Path(folder) / "model_index.json").read_text())
     left_out = [name for name, entry in index.items() if entry == [None, None]]  # diffusers wants to be told
     given: dict[str, Any] = dict.fromkeys(left_out)
+    if "processor" in index and "processor" not in given:
+        from transformers import AutoTokenizer
+
+        given["processor"] = tiny_families.qwen_processor(AutoTokenizer.from_pretrained(Path(folder) / "tokenizer"))
     pipe = DiffusionPipeline.from_pretrained(folder, dtype=torch.float32, use_safetensors=True, **given)
     pipe.set_progress_bar_config(disable=True)
     return pipe

@@ -257,8 +257,8 @@ def sd3(third: bool = True) -> Any:
     )
 
 
-def qwen_image() -> Any:
-    from diffusers import QwenImagePipeline, QwenImageTransformer2DModel
+def qwen_image(edit: bool = False) -> Any:
+    from diffusers import QwenImageEditPipeline, QwenImagePipeline, QwenImageTransformer2DModel
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     transformer = QwenImageTransformer2DModel(
@@ -273,18 +273,39 @@ def qwen_image() -> Any:
     vae = wan_vae("AutoencoderKLQwenImage")
     text = {**QWEN25, "num_hidden_layers": 1}
     vision = {"depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 2, "out_hidden_size": 16}
+    names, none = ("image_pad", "video_pad", "vision_start", "vision_end"), {"processor": None} if edit else {}
+    marks = [f"<|{name}|>" for name in names] if edit else []
     components: dict[str, Any] = {
         "scheduler": _euler(**DYNAMIC),
         "vae": vae.eval(),
         "tokenizer": byte_level(),
         "transformer": wake(transformer),
     }
-    bare = QwenImagePipeline(**components, text_encoder=None)
-    before = bare.prompt_template_encode.split("{}")[0]
+    kind = QwenImageEditPipeline if edit else QwenImagePipeline
+    bare = kind(**components, text_encoder=None, **none)
+    before = bare.prompt_template_encode.split("<|vision_start|>" if edit else "{}")[0]
     tokenizer = _template_tokenizer(before, bare.prompt_template_encode_start_idx)
-    config = Qwen2_5_VLConfig(text_config={**text, "vocab_size": 300}, vision_config=vision)
+    tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    keys = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+    ids = dict(zip(keys, tokenizer.convert_tokens_to_ids(marks)))
+    config = Qwen2_5_VLConfig(text_config={**text, "vocab_size": 400 if edit else 300}, vision_config=vision, **ids)
     components |= {"text_encoder": Qwen2_5_VLForConditionalGeneration(config).eval(), "tokenizer": tokenizer}
-    return QwenImagePipeline(**components)
+    return kind(**components, **none)
+
+
+def qwen_processor(tokenizer: Any) -> Any:
+    """transformers' own, but for the videos, for which its constructor asks for torchvision."""
+    from transformers import Qwen2VLProcessor
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    processor: Any = object.__new__(Qwen2VLProcessor)
+    processor.image_processor = Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=56 * 56)
+    processor.tokenizer, processor.video_processor, processor.chat_template = tokenizer, None, None
+    processor.image_token, processor.video_token = "<|image_pad|>", "<|video_pad|>"
+    processor.image_token_id, processor.video_token_id = tokenizer.convert_tokens_to_ids(
+        [processor.image_token, processor.video_token]
+    )
+    return processor
 
 
 def z_image() -> Any:

@@ -17,11 +17,12 @@ from sage_grpo.models.spec import ModelSpec
 UNREAD = {"transformer", "transformer_2", "scheduler", "guider", "audio_vae", "vocoder"}
 """Components that no encoding of a prompt or a picture reads."""
 QUICK = ("wan_i2v",)
-SLOW = (*("ltx2", "hunyuan15_i2v", "ltx", "flux", "flux2"), *("sd3", "z_image", "ltx2_3"))
+SLOW = (*("ltx2", "hunyuan15_i2v", "qwen_image_edit", "ltx", "flux", "flux2"), *("sd3", "z_image", "ltx2_3"))
 PROMPT = 'a cat holds a sign "hi"'
 BYTES = "ByT5Tokenizer"
 OTHER = {"image_mean": [0.1, 0.2, 0.3], "eos_token": "<unk>"}
 """Settings of components without weights."""
+SETTINGS: dict[str, Any] = {"qwen_image_edit": {"options": {"picture_pixels": 64 * 64}}}
 
 
 def changed(component: Path) -> None:
@@ -66,15 +67,15 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("kind", [*QUICK, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)])
 def test_whatever_component_changes_cached_encodings_are_fresh_ones(kind: str, checkpoint, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    before = load(tiny.variant(checkpoint(kind), tmp_path / "before"), cache)
+    settings, cache = SETTINGS.get(kind, {}), tmp_path / "cache"
+    before = load(tiny.variant(checkpoint(kind), tmp_path / "before"), cache, **settings)
     base, pictured = encoded(before), max(before.pictures)
     moved = set()
     components = {path.name for path in checkpoint(kind).iterdir() if path.is_dir()} - UNREAD
     for name in sorted(components):
         folder = tiny.variant(checkpoint(kind), tmp_path / name)
         changed(folder / name)
-        model = load(folder, cache)
+        model = load(folder, cache, **settings)
         cached, made = encoded(model), fresh(model)
         assert same(cached, made), name
         moved |= set() if same(made, base) else {name}
@@ -85,11 +86,12 @@ def test_whatever_component_changes_cached_encodings_are_fresh_ones(kind: str, c
     ("kind", "cases"),
     [
         ("ltx2", [{"options": {"image_crf": 0}}]),
+        ("qwen_image_edit", [{"options": {"picture_pixels": 96 * 96}}]),
         ("wan_i2v", [{"frames": 9}, {"dtype": "bfloat16", "vae_dtype": "float32"}, {"vae_dtype": "bfloat16"}]),
     ],
 )
 def test_whatever_setting_changes_cached_encodings_are_fresh_ones(kind: str, cases, checkpoint, tmp_path: Path) -> None:
-    base = encoded(load(checkpoint(kind), tmp_path))
+    base = encoded(load(checkpoint(kind), tmp_path, **SETTINGS.get(kind, {})))
     for settings in cases:
         model = load(checkpoint(kind), tmp_path, **settings)
         cached, made = encoded(model), fresh(model)

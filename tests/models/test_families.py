@@ -8,8 +8,9 @@ from importlib import import_module
 import diffusers
 import pytest
 import torch
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit as module
 from PIL import Image
-from stock_run import CLOSE, assert_same_pixels, call_of, fields_of, seeded, size_of, slow, start, stock
+from stock_run import CLOSE, NEGATIVE, assert_same_pixels, call_of, fields_of, seeded, size_of, slow, start, stock
 
 import tiny
 from sage_grpo.models import ModelError, spec
@@ -21,7 +22,11 @@ from sage_grpo.samplers.kernels import Ode, Sage
 from sage_grpo.samplers.schedule import Schedule
 
 SHORT = ["a cat", "a dog runs"]
-LEARN = (*("ltx", "flux", "flux2", "sd3", "qwen_image", "z_image"), *("wan_i2v", "hunyuan15_t2v", "ltx2_3"))
+SMALL = {"qwen_image_edit": {"options": {"picture_pixels": 64 * 64}, "height": 32, "width": 48}}
+LEARN = (
+    *("ltx", "flux", "flux2", "sd3", "qwen_image", "z_image"),
+    *("wan_i2v", "hunyuan15_t2v", "ltx2_3", "qwen_image_edit"),
+)
 
 
 def conditions_of(ours, count: int) -> list:
@@ -58,9 +63,41 @@ def test_a_first_frame_is_the_pipelines(checkpoint, model) -> None:
     assert (y - changed)[:, :, 1:].abs().max() > 1e-4
 
 
+@pytest.mark.usefixtures("in_double")
+def test_a_changed_picture_is_the_pipelines(checkpoint, model, monkeypatch) -> None:
+    kind, prompts = "qwen_image_edit", ["make it red", "add a dog"]
+    ours = model(kind, guidance_scale=4.0, negative_prompt=NEGATIVE, train=False, **SMALL[kind])
+    pipe, picture = tiny.pipeline(checkpoint(kind)), tiny.image(3, 40, 80)
+    real = module.calculate_dimensions
+    monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio: real(64 * 64, ratio))
+    x = torch.randn(1, *ours.latent_shape(), generator=seeded())
+    flat = x[:, :, 0]
+    images = pipe(
+        image=Image.fromarray(picture.numpy()),
+        prompt=prompts[:1],
+        negative_prompt=[NEGATIVE],
+        true_cfg_scale=4.0,
+        num_inference_steps=3,
+        height=32,
+        width=48,
+        latents=pipe._pack_latents(flat, *flat.shape),
+        output_type="latent",
+    ).images
+    monkeypatch.undo()
+    square = ours.encode(prompts[:1], [tiny.image(5, 64, 64)])[0].tensors["condition"]
+    assert ours.given_tokens == square.shape[-1] * square.shape[-2] // 4
+    latents = pipe._unpack_latents(images, 32, 48, pipe.vae_scale_factor)
+    torch.testing.assert_close(ours.sigmas(3), pipe.scheduler.sigmas.float(), rtol=0, atol=1e-6)
+    policy = Policy(ours, Ode(), Schedule(ours.sigmas(3)))
+    y = integrate(policy, x, ours.encode(prompts[:1], [picture]))
+    torch.testing.assert_close(y, latents, **CLOSE)
+    for prompt, image in ((prompts[1], picture), (prompts[0], tiny.image(4, 40, 80))):
+        assert (integrate(policy, x, ours.encode([prompt], [image])) - y).abs().max() > 1e-3
+
+
 @pytest.mark.parametrize("kind", ["sd3", "z_image", *slow(*(kind for kind in LEARN if kind not in ("sd3", "z_image")))])
 def test_replay_gradients_and_what_blocks_keep(kind: str, model) -> None:
-    ours = model(kind, guidance_scale=3.0)
+    ours = model(kind, guidance_scale=3.0, **SMALL.get(kind, {}))
     conditions, blocks = conditions_of(ours, 3), ours.blocks()
     assert len(blocks) == sum(len(getattr(ours.transformer, name)) for name in ours.traits.blocks) > 1
     policy = Policy(ours, Sage(0.5), Schedule(ours.sigmas(3)))
@@ -86,18 +123,18 @@ def test_replay_gradients_and_what_blocks_keep(kind: str, model) -> None:
 
 @pytest.mark.parametrize("kind", slow(*(kind for kind in LEARN if kind != "hunyuan15_t2v")))
 def test_saved_weights_load_in_diffusers(kind: str, checkpoint, fresh_model, model, tmp_path) -> None:
-    ours = fresh_model(kind, guidance_scale=1.0, lora=LoraSpec(rank=2, alpha=3.0))
+    ours = fresh_model(kind, guidance_scale=1.0, lora=LoraSpec(rank=2, alpha=3.0), **SMALL.get(kind, {}))
     with torch.no_grad():
         for parameter in ours.trainable().values():
             parameter.add_(0.1 * torch.randn_like(parameter))
     x, conditions = torch.randn(2, *ours.latent_shape()), conditions_of(ours, 2)
-    base = model(kind, guidance_scale=1.0, train=False)
+    base = model(kind, guidance_scale=1.0, train=False, **SMALL.get(kind, {}))
     with torch.no_grad():
         v, plain = (m.velocity(x, torch.tensor(0.6), conditions) for m in (ours, base))
     assert (v - plain).abs().max() > 1e-3
     ours.save(tmp_path / "lora")
     ours.save(tmp_path / "whole", merged=True)
-    own = {"cache": None, "train": False, "guidance_scale": 1.0}
+    own = {"cache": None, "train": False, "guidance_scale": 1.0, **SMALL.get(kind, {})}
     merged = ModelSpec(path=str(tmp_path / "whole"), **own).load("cpu")
     with torch.no_grad():
         torch.testing.assert_close(merged.velocity(x, torch.tensor(0.6), conditions), v, rtol=1e-4, atol=1e-5)

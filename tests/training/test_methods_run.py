@@ -109,7 +109,7 @@ def test_every_method_learns(method: str, make_config, make_trainer) -> None:
 WAYS = ("sage", "branch", "mix_grpo", "grpo_guard", "nft", "awm", "draft")
 """All steps, one shared step, a window with another solver after it, scaled ratios, both without an SDE, and a gradient of the reward."""
 SIDES = {"flux": 8, "sd3": 8, "ltx2": 32, "ltx2_3": 32, "ltx_condition": 32}
-PICTURED = ("ltx_condition", "ltx2_3", "wan_i2v")
+PICTURED = ("ltx_condition", "ltx2_3", "wan_i2v", "qwen_image_edit")
 """Those that are trained from a picture."""
 OTHERS = ("wan_t2v", "wan22_t2v", "ltx", "flux2", "qwen_image", "z_image")
 
@@ -119,9 +119,10 @@ OTHERS = ("wan_t2v", "wan22_t2v", "ltx", "flux2", "qwen_image", "z_image")
 def test_every_method_trains_every_family(kind: str, make_config, make_trainer, tmp_path) -> None:
     small = {"height": SIDES[kind], "width": SIDES[kind]} if kind in SIDES else {}
     small |= {"expert": "both"} if kind == "wan22_t2v" else {}
+    small |= {"options": {"picture_pixels": 4096}} if kind == "qwen_image_edit" else {}
     batch = BatchConfig(prompts=2, group_size=2, micro_batch=2)  # a clip for each of mix_grpo's four updates
     if kind in PICTURED:
-        small |= {"frames": 5}
+        small |= {"frames": 1 if kind in tiny.IMAGES else 5}
         Image.fromarray(tiny.image(1, 40, 80).numpy()).save(tmp_path / "first.png")
         rows = "".join(f'{{"prompt": "{prompt}", "image": "first.png"}}\n' for prompt in ("a cat", "a dog"))
         (tmp_path / "rows.jsonl").write_text(rows)

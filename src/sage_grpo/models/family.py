@@ -57,6 +57,7 @@ class Traits:
     encoders: tuple[str, ...]  # components that only encoding needs; they load on demand
     codec: type[Codec] = Codec  # the use of its VAE
     schedule: type[StockSchedule] = StockSchedule  # the use of its scheduler
+    read_here: tuple[str, ...] = ()  # components that the family reads itself
     decoders: tuple[str, ...] = ("vae",)  # components that make a clip of latents
     inputs: Mapping[str, str] = field(default_factory=dict)
     """Inputs that the network reads of a prompt, each with the config's name for its width: "text" has tokens, any other is one vector.
@@ -113,7 +114,8 @@ class FamilyModel(ABC):
         encoders = [encoder for encoder in traits.encoders if checkpoint.has_component(index, encoder)]
         dtypes = load_dtypes(spec, device, trained=trained_components(spec, index))
         dtypes |= dict.fromkeys(traits.decoders, dtypes["vae"])
-        pipe = checkpoint.load_pipeline(getattr(diffusers, cls._pipeline(index)), folder, skip=encoders, dtypes=dtypes)
+        skip = [*encoders, *traits.read_here]
+        pipe = checkpoint.load_pipeline(getattr(diffusers, cls._pipeline(index)), folder, skip=skip, dtypes=dtypes)
         for adapter, place in zip(spec.adapters, adapters):
             lora.fuse_adapter(pipe, adapter, place)
         return cls(spec, folder, index, pipe, device=device)
@@ -267,6 +269,11 @@ class FamilyModel(ABC):
     @property
     def tokens(self) -> int:
         return self.grid.tokens(self.video)
+
+    @property
+    def given_tokens(self) -> int:
+        """Tokens beside a clip's own that blocks run like them: of a picture that is edited."""
+        return 0
 
     # ---- conditioning
 

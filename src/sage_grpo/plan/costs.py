@@ -102,6 +102,7 @@ class Forecast(RunDescription):
             height=video.height,
             width=video.width,
             text_tokens=built.text_tokens,
+            given_tokens=built.given_tokens,
             micro_batch=max(len(batch.members) for share in self.plan.shares for batch in share),
             guidance=any(built.branches(sigma, model.training_guidance) > 1 for sigma in (1.0, 0.0)),
             negative_gradient=model.negative_gradient,

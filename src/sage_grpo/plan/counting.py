@@ -118,12 +118,12 @@ _known: dict[Hashable, Any] = {}
 
 def count_blocks(model: FamilyModel) -> Blocks:
     """Count a network's blocks at the model's own size, with texts of three lengths."""
-    key = (model.transformer, model.video, model.text_tokens)
+    key = (model.transformer, model.video, model.text_tokens, model.given_tokens)
     if key in _known:
         return _known[key]
     width = math.prod(model.heads)
     trial, times = _shortened(model)
-    blocks, tokens = sum(times.values()), model.tokens
+    blocks, tokens = sum(times.values()), model.tokens + model.given_tokens
     unit = max(1, model.text_tokens // (3 * SPACED)) * SPACED
     passes = []
     for words in (unit, 2 * unit, 3 * unit):

@@ -133,6 +133,7 @@ class RunShape:
     height: int = 480
     width: int = 848
     text_tokens: int = 256
+    given_tokens: int = 0  # tokens besides a clip's own that run through the blocks
     micro_batch: int = 1
     guidance: bool = True  # two forward passes for one velocity
     negative_gradient: bool = True  # with guidance: both passes are kept for the backward pass, and have one
@@ -186,7 +187,8 @@ class Memory:
 
 def tokens(network: NetworkShape, job: RunShape) -> int:
     frames, height, width = network.patch
-    return ((job.frames - 1) // frames + 1) * (job.height // height) * (job.width // width)
+    own = ((job.frames - 1) // frames + 1) * (job.height // height) * (job.width // width)
+    return own + job.given_tokens
 
 
 def trainable(network: NetworkShape, job: RunShape) -> int:

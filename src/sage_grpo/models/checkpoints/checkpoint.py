@@ -58,6 +58,7 @@ PIPELINES: Mapping[str, str] = {
     "Flux2KleinPipeline": "flux2",
     "StableDiffusion3Pipeline": "sd3",
     "QwenImagePipeline": "qwen_image",
+    "QwenImageEditPipeline": "qwen_image_edit",
     "ZImagePipeline": "z_image",
 }
 """Families by diffusers pipeline."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sage_grpo.models import ModelError
@@ -63,16 +64,17 @@ class QwenImage(FamilyModel):
         return {"text": text[0].to(self.dtype)}
 
     def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-        shape = (1, x.shape[3] // SIDE, x.shape[4] // SIDE)
+        pictures = [x, *([inputs["condition"]] if "condition" in inputs else [])]  # the second is the edited picture
+        shapes = [(1, one.shape[3] // SIDE, one.shape[4] // SIDE) for one in pictures]
         tokens = self.network(
-            hidden_states=pack(x.to(self._input_dtype), SIDE),
+            hidden_states=torch.cat([pack(one.to(self._input_dtype), SIDE) for one in pictures], dim=1),
             timestep=timestep.to(self._input_dtype) / 1000,  # rounded where the pipeline rounds it
             encoder_hidden_states=inputs["text"].to(self._input_dtype),
             encoder_hidden_states_mask=None,
-            img_shapes=[[shape]] * len(x),
+            img_shapes=[shapes] * len(x),
             return_dict=False,
         )[0]
-        return unpack(tokens, x, SIDE)
+        return unpack(tokens[:, : self.tokens], x, SIDE)
 
 
 load = QwenImage.load
