@@ -34,6 +34,8 @@ def test_what_was_measured_stands_beside_what_plan_says(name: str) -> None:
     benchmark = importlib.import_module("whole_iteration")
     file = FOLDER / "results" / f"{name}.jsonl"
     for row in map(json.loads, file.read_text().splitlines()):
+        if "rollout.cheap" in row["options"]:  # of an earlier version
+            continue
         _, config = benchmark.configured(f"{row['case']}: {row['options']}", small=False, device="cuda")
         found = benchmark.find(argparse.Namespace(small=False), config)
         said = benchmark.forecast(config, benchmark.hardware.find("h200"), architecture=found)

@@ -142,7 +142,7 @@ class Told:
         self.events.append(f"evaluation {event.iteration}{', the best' if event.best else ''}")
 
     def checkpoint(self, event: sage.CheckpointEvent) -> None:
-        self.events.append(f"checkpoint {event.folder.name}{'' if event.complete else ', being written'}")
+        self.events.append(f"checkpoint {event.folder.name}")
 
     def sentinel(self, event: sage.SentinelEvent) -> str:
         return f"{event.action}: {event.text}"
