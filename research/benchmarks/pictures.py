@@ -40,7 +40,7 @@ def digest(folders: Sequence[Path]) -> str:
 
 def draw_suite(folder: Path) -> list[Path]:
     """The figures of a comparison in research/results, from the rows beside them."""
-    from sage_grpo.tools.compare.figures import draw
+    from sage_grpo.tools.compare.report import draw
 
     summary_of.cache_clear()
     with tempfile.TemporaryDirectory() as place:
@@ -84,7 +84,7 @@ def draw_worlds() -> Path:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    from sage_grpo.tools.compare.figures import COLOURS
+    from sage_grpo.tools.compare.report import COLOURS
 
     found = {title: summary_of(RESULTS / name) for name, title in IN_WORLDS.items()}
     names = [name for name in found["scenes"].arms if name != found["scenes"].suite.baseline]
@@ -120,7 +120,7 @@ def _written(figure: Any, file: Path) -> Path:
 
 
 def _panel(axis: Any, arms: Sequence[Any], below: str) -> None:
-    from sage_grpo.tools.compare.figures import COLOURS
+    from sage_grpo.tools.compare.report import COLOURS
 
     for arm, colour in zip(arms, COLOURS):
         curve = arm.curves["Overall"]

@@ -10,7 +10,7 @@ import pytest
 from lab_rows import row
 
 from pen import drawing
-from sage_grpo.tools.compare import figures, report, store
+from sage_grpo.tools.compare import report, store
 from sage_grpo.tools.compare.design import Arm, Column, Suite
 from sage_grpo.tools.compare.summary import summarize
 
@@ -53,11 +53,11 @@ def test_the_report_of_rows_with_every_kind_of_end() -> None:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The log of the drawing."""
-    return drawing(monkeypatch, figures)
+    return drawing(monkeypatch, report)
 
 
 def test_figures_show_the_numbers_of_the_tables(log: list[str], tmp_path: Path) -> None:
-    files = figures.draw(summarize(SUITE, rows()), tmp_path)
+    files = report.draw(summarize(SUITE, rows()), tmp_path)
     assert files == [tmp_path / f"{name}.png" for name in SUITE.figures]
     assert "\n".join(log) + "\n" == (HERE / "figures.txt").read_text()
 

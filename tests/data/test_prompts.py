@@ -119,7 +119,7 @@ def test_a_column_that_looks_misspelt_is_pointed_out(tmp_path: Path) -> None:
             r"p\.csv, in the row from line 4 on: .* a quote inside it is written twice",
         ),
         ("p.csv", f"prompt\n{'x' * 200_000}\n", r"p\.csv, in the row from line 2 on: field larger than"),
-        ("p.txt", "a cat\na\0 dog\n", r"p\.txt, line 2 has a zero byte, .* \(not UTF-16\)"),
+        ("p.txt", "a cat\na\0 dog\n", r"p\.txt, line 2 has a zero byte: .* \(not UTF-16\)"),
         ("p.jsonl", '{"prompt": "a"}\n{"prompt": \n', "line 2 is not JSON"),
     ],
 )

@@ -54,7 +54,7 @@ def test_images_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ("a cat", r"held_out must be rows, got 'a cat': give a list of prompts"),
+        ("a cat", r"held_out must be rows, got 'a cat': give a list"),
         ({"train": ["a cat"], "test": []}, r"with the keys train, test: choose a split, such as dataset\['train'\]"),
         (7, "held_out must be rows, got a int, which gives none"),
         (["a cat", 7], "held_out, row 1 is a int: give strings, mappings"),

@@ -45,7 +45,7 @@ SAID = [
     ("ltx_condition", SCHEDULER, {"shift": 3.0}, "shift to 3.0"),
     ("ltx_condition", SCHEDULER, {"shift_terminal": 0.1}, "shift_terminal to 0.1"),
     ("ltx_condition", PART, tiny.unipc(), f"supported with an {LTX}"),
-    ("hunyuan15_i2v", "transformer/config.json", {"use_meanflow": True}, "is a MeanFlow model .*step_distilled"),
+    ("hunyuan15_i2v", "transformer/config.json", {"use_meanflow": True}, "is a MeanFlow model .*step-distilled"),
     ("ltx2", VAE, {"decoder_inject_noise": [False, True, False, False]}, "would add noise of its own"),
     ("wan_t2v", INDEX, {"_class_name": "XPipeline"}, "XPipeline; supported are .*HunyuanVideo15Pipeline"),
     ("wan_t2v", INDEX, {"vae": [None, None]}, r'"vae" \(model_index.json does not list it'),

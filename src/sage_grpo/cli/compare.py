@@ -199,6 +199,7 @@ def _grid(options: Options) -> Suite:
     names = [axis[0][0] if tails.count(tail) > 1 else tail for axis, tail in zip(axes, tails)]
     arms = []
     for origin in options.recipes:
+        start(origin)  # a name that is misspelled is refused before the files of another are missed
         for pairs in itertools.product(*axes):
             labels = [f"{name}={value}" for name, (_, value) in zip(names, pairs)]
             arms.append(Arm(name=" ".join([origin, *labels]), recipe=origin, options=dict(pairs)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from sage_grpo.generation.files import ScoredVideo
     from sage_grpo.generation.generate import ClipRequest
     from sage_grpo.rewards.base import CompositeReward
-    from sage_grpo.types import Sound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,21 +65,25 @@ def run(options: Options) -> int:
 
         print(bench.make(options, out))
         return 0
+    from sage_grpo.generation.files import score_clips
     from sage_grpo.utils.video import contact_sheet, write_mp4
 
-    prompts = prompts_of(options)[: options.first]
-    clips = clips_of(options, prompts)
-    batches: list[tuple[torch.Tensor, Sound | None]] = []
-    judged = _judged(options, clips) if options.rewards else None
+    clips = clips_of(options, prompts_of(options)[: options.first])
+    reward, rows = _judged(options, clips) if options.rewards else (None, [])
     model = options.find(options.model).load()
+    videos: list[torch.Tensor] = []
     for some, batch, sound in sample(options, model, clips):
         for place, (clip, video) in enumerate(zip(some, batch)):
             write_mp4(out / clip.file, video, model.video.fps, sound=None if sound is None else sound[place])
-        batches.append((batch, sound))
-    if judged is not None:
-        print(_pairs(out, *judged, batches, model.video.fps))
+        if reward is not None:  # as sampled, without the codec's loss
+            scored = rows[len(videos) : len(videos) + len(some)]
+            for row in scored:
+                row.fps = model.video.fps
+            score_clips(reward, scored, batch, sound)
+        videos += batch
+    if reward is not None:
+        print(_pairs(out, rows))
         return 0
-    videos = [video for batch, _ in batches for video in batch]
     sheet = contact_sheet(out / "contact_sheet.png", videos, [clip.prompt.text for clip in clips])
     print(f"{len(clips)} clips and {sheet.name} in {out}")
     return 0
@@ -99,37 +101,20 @@ def _judged(options: Options, clips: Sequence[ClipRequest]) -> tuple[CompositeRe
     return judge(options.rewards, rows, choose_device(options.model.device)), rows
 
 
-def _pairs(
-    out: Path,
-    reward: CompositeReward,
-    rows: Sequence[ScoredVideo],
-    batches: Sequence[tuple[torch.Tensor, Sound | None]],
-    fps: float,
-) -> str:
-    """Score the sampled clips, without the codec's loss, write the best and the worst of each prompt, and return a summary."""
+def _pairs(out: Path, rows: Sequence[ScoredVideo]) -> str:
+    """Write the scores, and the best and the worst clip of each prompt; returns a summary."""
     from sage_grpo.data.examples import LISTS
-    from sage_grpo.generation.files import best_and_worst, refuse_unscored, score_clips, write_scores
+    from sage_grpo.generation.files import best_and_worst, refuse_unscored, write_scores
 
-    rest = iter(rows)
-    for batch, sound in batches:
-        some = [*islice(rest, len(batch))]
-        for row in some:
-            row.fps = fps
-        score_clips(reward, some, batch, sound)
     write_scores(out, rows)
-    replace_text(
-        out / "prompts.jsonl", _lines([{**row.metadata, "prompt": row.prompt, "video": row.video} for row in rows])
-    )
+    listed = [{**row.metadata, "prompt": row.prompt, "video": row.video} for row in rows]
+    replace_text(out / "prompts.jsonl", _lines(listed))
     refuse_unscored(out, rows)
     pairs = best_and_worst(rows)
     replace_text(out / LISTS[0], _lines(pairs))
     alike = len({row.prompt for row in rows}) - len(pairs)
-    left = (
-        f" {alike} prompts are left out: fewer than two of their clips have a score, or all have the same."
-        if alike
-        else ""
-    )
-    return f"{len(rows)} clips, their scores and {len(pairs)} pairs ({LISTS[0]}) in {out}.{left}"
+    left = f" {alike} prompts are left out: fewer than two of their clips have a score, or all have the same."
+    return f"{len(rows)} clips, their scores and {len(pairs)} pairs ({LISTS[0]}) in {out}.{left if alike else ''}"
 
 
 def _lines(rows: Sequence[Mapping[str, object]]) -> str:

@@ -7,7 +7,6 @@ where something is missing. Nothing is loaded, downloaded or sent.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -56,7 +55,11 @@ def _entry(name: str, spec: RewardSpec | None = None) -> dict[str, Any]:
         about = {**asdict(facts), "files": {key: file.text.format(value="FOLDER") for key, file in facts.files.items()}}
     state = readiness(spec or RewardSpec(name=name))
     gpu, memory = _gpu(), about.get("gigabytes", 0.0)
-    tight = f"; {memory:g} GB of weights, the GPU has {_gigabytes(gpu)}" if gpu and memory > gpu["gigabytes"] else ""
+    tight = (
+        f"; {memory:g} GB of weights, the GPU has {fixed(gpu['gigabytes'], 1)}"
+        if gpu and memory > gpu["gigabytes"]
+        else ""
+    )
     found = {
         "name": name,
         **({"label": spec.title, "weights": dict(spec.weights)} if spec is not None else {}),
@@ -80,13 +83,17 @@ def _gpu() -> dict[str, Any] | None:
     return {"name": facts.name, "gigabytes": facts.total_memory / 1e9}
 
 
-def _gigabytes(gpu: Mapping[str, Any]) -> str:
-    return fixed(gpu["gigabytes"], 1)
+FACTS = (
+    ("memory ", "gigabytes", "about {:g} GB for the weights"),
+    ("install", "extra", 'pip install "sage-grpo[{}]"'),
+    ("network", "network", "{}"),
+    ("licence", "licence", "{}"),
+)
 
 
 def _show(rows: list[dict[str, Any]], of: str | None) -> None:
     gpu = _gpu()
-    print("GPU: none" if gpu is None else f"GPU: {gpu['name']}, {_gigabytes(gpu)} GB")
+    print("GPU: none" if gpu is None else f"GPU: {gpu['name']}, {fixed(gpu['gigabytes'], 1)} GB")
     print(f"Rewards of {of}:" if of else "Rewards (`sage-grpo rewards RECIPE` looks at those of a configuration):")
     for row in rows:
         title = row["name"] if row.get("label", row["name"]) == row["name"] else f"{row['name']} ({row['label']})"
@@ -98,12 +105,7 @@ def _show(rows: list[dict[str, Any]], of: str | None) -> None:
         others = [option for option in row["needed_options"] if option not in row["files"]]
         if others:
             print(f"  option    {', '.join(others)}")
-        if row.get("gigabytes"):
-            print(f"  memory    about {row['gigabytes']:g} GB for the weights")
-        if row.get("extra"):
-            print(f'  install   pip install "sage-grpo[{row["extra"]}]"')
-        if row.get("network"):
-            print(f"  network   {row['network']}")
-        if row.get("licence"):
-            print(f"  licence   {row['licence']}")
+        for label, key, text in FACTS:
+            if row.get(key):
+                print(f"  {label}   {text.format(row[key])}")
         print(f"  here      {row['state']}")

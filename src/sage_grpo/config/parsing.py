@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +25,7 @@ T = TypeVar("T")
 MAX_YAML_BYTES, MAX_YAML_DEPTH = 1_000_000, 50  # far above any configuration
 ANY = object()
 _UNMEASURED = "no measurement showed its gain"
+_ELSEWHERE = "a reward elsewhere is a server, sage-grpo serve-reward"
 GONE: dict[str, tuple[Any, str]] = {
     "update.reuse": (0, "learning again from earlier rollouts did not help, research/results/reuse.md"),
     "anchor.skip_below": (ANY, "the reference's pass is never left out"),
@@ -49,18 +50,13 @@ GONE: dict[str, tuple[Any, str]] = {
     "data.formats": ([], "given clips are learned in the model's own format"),
     "profile": (None, "torch.profiler around Trainer.step records the same"),
     "doctor.probe": (None, "sage-grpo probe estimates the gradient's signal"),
+    "rewards[].actors": (0, _ELSEWHERE),
+    "rewards[].actor_gpus": (0.0, _ELSEWHERE),
+    "rewards[].actor_cpus": (1.0, _ELSEWHERE),
+    "rewards[].standardize": ({}, "divide the weight by the std; a mean changes no advantage"),
 }
-"""Removed options of training, with the value that switched them off (ANY: it changed no result) and the reason: files of earlier runs name them."""
-_ELSEWHERE = "a reward elsewhere is a server, sage-grpo serve-reward"
-GONE_OF_PARTS: dict[str, dict[str, tuple[Any, str]]] = {
-    "rewards": {
-        "actors": (0, _ELSEWHERE),
-        "actor_gpus": (0.0, _ELSEWHERE),
-        "actor_cpus": (1.0, _ELSEWHERE),
-        "standardize": ({}, "divide the weight by the std; a mean changes no advantage"),
-    }
-}
-"""The same for the parts of a list."""
+"""Removed options of training, with the value that switched them off (ANY: it changed no result) and the reason: files of
+earlier runs name them."""
 # PyYAML's errors for values that do not fit their tags: !!bool maybe, a date that does not exist.
 MISBUILT = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 
@@ -79,9 +75,6 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str, defaults: T | Non
     parser = new_parser(options, prog, recipes, plain)
     try:
         values = parser.parse_args(_friendly(argv, options))
-        for key, (off, why) in GONE.items():
-            if key in values and values.pop(key) != off and off is not ANY:
-                raise ConfigError(f"There is no option {key!r} any more ({why}): leave it out.")
         wrong = list(faults(options, values))  # here, because a part does not know its place in the whole
         if wrong:
             raise ConfigError("\n".join(wrong))
@@ -111,13 +104,6 @@ def new_parser(options: type, prog: str, recipes: bool, defaults: dict[str, Any]
         if recipes:
             parser.add_argument("--recipe", type=str | None)
         parser.add_class_arguments(options)
-        known = groups(options)
-        for gone in GONE:
-            group = (
-                gone.partition(".")[0] if "." in gone else "update"
-            )  # without a group it is of a whole configuration
-            if group in known:
-                parser.add_argument(f"--{gone}", type=Any, default=argparse.SUPPRESS)
         parser.set_defaults(defaults)
         _PARSERS[key] = parser
     return _PARSERS[key]
@@ -149,6 +135,8 @@ def _friendly(argv: Sequence[str], options: type) -> list[str]:
             values.append(words.pop(0))
         name, _, value = word.partition("=")
         value = values[0] if values else value
+        if name not in kinds and name.removeprefix("--") in GONE:
+            raise ConfigError(_gone(name.removeprefix("--")))
         if name in lists and value.endswith((".yaml", ".yml", ".json")):
             value = _parts_in_file(Path(value), name.removeprefix("--"))
             word, values = name, [value]
@@ -156,7 +144,7 @@ def _friendly(argv: Sequence[str], options: type) -> list[str]:
             _refuse_mistakes(name, kinds.get(name), value, options)
         file = value if name == "--config" else ""
         result += [f"{key}=[]" for key in lists if name == key or (file and in_file(file, key.removeprefix("--")))]
-        whole = _without_gone(file, lists) if file else ""
+        whole = _without_gone(file, kinds) if file else ""
         if whole:
             result.append(f"--config={whole}")
         elif kinds.get(word) in (bool, bool | None) and not values:
@@ -170,20 +158,26 @@ def _friendly(argv: Sequence[str], options: type) -> list[str]:
     return result
 
 
-def _without_gone(file: str, lists: Sequence[str]) -> str:
-    """A file of an earlier version as JSON, without the options of parts that are gone; empty if it has none of them."""
+def _without_gone(file: str, kinds: Collection[str]) -> str:
+    """A file of an earlier version as JSON, without the options that are gone; empty if it has none of them."""
     content, found = None, False
     with suppress(OSError):  # the parser reports a missing one
         content = read_yaml(Path(file))
-    for key, gone in GONE_OF_PARTS.items():
-        parts = content.get(key) if content and f"--{key}" in lists else None
-        for part in parts if isinstance(parts, list) else ():
-            for name in gone.keys() & (part.keys() if isinstance(part, dict) else set()):
-                found = True
-                off, why = gone[name]
-                if part.pop(name) != off:
-                    raise ConfigError(f"There is no option '{key}[].{name}' any more ({why}): leave it out.")
+    for key in (one for one in GONE if f"--{one}" not in kinds):
+        *groups, name = key.split(".")
+        parts = [content]
+        for group in groups:
+            inner = [part.get(group.removesuffix("[]")) for part in parts if isinstance(part, dict)]
+            parts = [one for value in inner for one in (value if isinstance(value, list) else [value])]
+        for part in (one for one in parts if isinstance(one, dict) and name in one):
+            off, found = GONE[key][0], True
+            if part.pop(name) != off and off is not ANY:
+                raise ConfigError(_gone(key))
     return json.dumps(content, default=str) if found else ""
+
+
+def _gone(key: str) -> str:
+    return f"There is no option {key!r} any more ({GONE[key][1]}): leave it out."
 
 
 def _parts_in_file(file: Path, key: str) -> str:

@@ -30,16 +30,12 @@ def list_of(source: str | Path) -> Path:
     place = Path(source).expanduser()
     if not place.is_dir():
         if place.suffix not in (".jsonl", ".csv"):
-            raise ValueError(
-                f"data.clips {place}: examples are listed in a .jsonl or .csv file, or in {' or '.join(LISTS)} of a folder."
-            )
+            raise ValueError(f"data.clips {place}: listed in a .jsonl or .csv file, or in {LISTS[0]} of a folder.")
         return place
     lists = [place / name for name in LISTS if (place / name).is_file()]
     if len(lists) != 1:
         count = "both" if lists else "neither"
-        raise ValueError(
-            f"data.clips {place}: the folder has {count} of {' and '.join(LISTS)}; name the file that counts."
-        )
+        raise ValueError(f"data.clips {place}: it has {count} of {' and '.join(LISTS)}; name the file that counts.")
     return lists[0]
 
 
@@ -60,9 +56,7 @@ def _example(row: Mapping[str, Any], where: str, folder: Path, pairs: bool) -> P
         near = next(filter(None, (did_you_mean(name, COLUMNS, 0.8) for name in row if name not in COLUMNS)), "")
         raise ValueError(f"{where}: a row has the columns win and lose, or clip; this one has {', '.join(row)}.{near}")
     if pairs and named == ["clip"]:
-        raise ValueError(
-            f"{where}: there is one clip, but objective.kind dpo learns from pairs: give win and lose, or use sft (method rft)."
-        )
+        raise ValueError(f"{where}: one clip, but objective.kind dpo learns from pairs: give win and lose, or use sft.")
     # Of a pair sft learns the better clip.
     clips = tuple(_file(row[name], name, where, folder) for name in (named if pairs else named[:1]))
     rest = {name: value for name, value in row.items() if name not in COLUMNS}
@@ -142,7 +136,7 @@ def fitted(clip: Tensor, fps: float, video: VideoSpec) -> Tensor:
     chosen = frames_at(fps, video)
     if chosen[-1] >= len(clip):
         raise ValueError(
-            f"too short: {len(clip)} frames at {fps:g} fps, but {video.frames} at {video.fps:g} fps take {chosen[-1] + 1}"
+            f"too short: {len(clip)} frames at {fps:g} fps, {video.frames} at {video.fps:g} fps take {chosen[-1] + 1}"
         )
     clip, (height, width) = clip[chosen], (video.height, video.width)
     scale = max(height / clip.shape[1], width / clip.shape[2])

@@ -78,28 +78,26 @@ def rows_in(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
+        number = error.object[: error.start].count(b"\n") + 1
         raise ValueError(
-            f"{path}, line {line}: byte {error.object[error.start]:#04x} is not UTF-8. Save the file as UTF-8, for example with "
+            f"{path}, line {number}: byte {error.object[error.start]:#04x} is not UTF-8. Save the file as UTF-8, for example with "
             f"iconv -f latin1 -t utf8 (or -f utf16) {path}."
         ) from error
     if "\0" in text:
-        line = text[: text.index("\0")].count("\n") + 1
-        raise ValueError(
-            f"{path}, line {line} has a zero byte, which no prompt has: save the file as UTF-8 (not UTF-16)."
-        )
+        number = text[: text.index("\0")].count("\n") + 1
+        raise ValueError(f"{path}, line {number} has a zero byte: save the file as UTF-8 (not UTF-16).")
     if path.suffix == ".csv":
         yield from _csv_rows(text, path)
     elif path.suffix == ".json":
         yield from _json_rows(text, path)
     else:
         # A prompt may contain the other characters that `splitlines` splits at.
-        for number, line in enumerate(map(str.strip, text.split("\n")), 1):
+        for number, words in enumerate(map(str.strip, text.split("\n")), 1):
             where = f"{path}, line {number}"
-            if path.suffix == ".jsonl" and line:
-                yield where, _row_of(parse_json(line, where), where)
-            elif line and not line.startswith("#"):
-                yield where, {"prompt": line}
+            if path.suffix == ".jsonl" and words:
+                yield where, _row_of(parse_json(words, where), where)
+            elif words and not words.startswith("#"):
+                yield where, {"prompt": words}
 
 
 def _json_rows(text: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -276,9 +274,7 @@ def prompts_of(rows: Iterable[Row] | Frame, what: str = "prompts") -> list[Promp
     """Every row as a prompt: a string, a mapping with the columns of a prompt file (`prompt`, and optionally `seed`, `image`, `last_image` and
     `source_video`; others are metadata for rewards), or a Prompt. All rows are read now. `what` names them in errors."""
     if isinstance(rows, (str, bytes, Path)):
-        raise ValueError(
-            f"{what} must be rows, got {str(rows)!r}: give a list of prompts, or name a file in the config."
-        )
+        raise ValueError(f"{what} must be rows, got {str(rows)!r}: give a list, or name a file in the config.")
     if isinstance(rows, Mapping):
         raise ValueError(
             f"{what} must be rows, got a {type(rows).__name__} with the keys {', '.join(map(str, rows))[:200]}: choose a split, "
@@ -301,9 +297,7 @@ def _prompt(row: Any, where: str) -> Prompt:
     if isinstance(row, str):
         row = {"prompt": row}
     if not isinstance(row, Mapping):
-        raise ValueError(
-            f"{where} is a {type(row).__name__}: give strings, mappings with the key prompt, or Prompt objects."
-        )
+        raise ValueError(f"{where} is a {type(row).__name__}: give strings, mappings with a prompt, or Prompt objects.")
     # a data frame has NaN where there is no value, and floats where a column of whole numbers has gaps
     row = {str(name): None if isinstance(value, float) and value != value else value for name, value in row.items()}
     seed = row.get("seed")
@@ -320,6 +314,4 @@ def _path(value: Any, name: str, where: str) -> str | None:
         value = value["path"]
     if isinstance(value, str | Path | None):
         return None if value is None else str(value)
-    raise ValueError(
-        f"{where}: {name} must be the path of a file, got a {type(value).__name__}. Save it and give its path."
-    )
+    raise ValueError(f"{where}: {name} must be the path of a file, got a {type(value).__name__}: give its path.")

@@ -160,13 +160,10 @@ class Difference:
     p: float
     """Two-sided p-value of no change, for this score alone."""
     prompts: int
-    """Prompts with a pair."""
     pairs: int
-    """Clips that have a score of both models."""
     wins: int
     ties: int
     left_out: int
-    """Pairs in which a reward failed."""
 
     @property
     def win_share(self) -> float:

@@ -39,7 +39,6 @@ class ScoredVideo:
     metadata: dict[str, Any] = field(default_factory=dict)
     """The other columns of its prompt's row."""
     fps: float = math.nan
-    """The file's own frame rate."""
     frames: int = 0
     height: int = 0
     width: int = 0

@@ -228,9 +228,7 @@ def fuse_adapter(pipe: Any, spec: AdapterSpec, folder: Path) -> None:
             network.load_lora_adapter(str(folder), prefix=PREFIX, **options)
     layers = {name: tensor for name, tensor in network.named_parameters() if ".lora_" in name}
     if not layers:  # diffusers only warns
-        raise ModelError(
-            f'model.adapters: nothing in "{spec.path}" ({spec.file}) fits the names of this model\'s layers.'
-        )
+        raise ModelError(f'model.adapters: nothing in "{spec.path}" ({spec.file}) fits this model\'s layers.')
     _refuse_broken(layers, folder)
     network.fuse_lora(lora_scale=spec.scale, safe_fusing=True)
     network.unload_lora()
@@ -310,9 +308,7 @@ def _check_configuration(header: Header, file: Path) -> None:
 def _refuse_broken(tensors: Mapping[str, Tensor], folder: Path) -> None:
     broken = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
     if broken:
-        raise ModelError(
-            f'"{folder}": {broken[0]} holds NaN or infinity. Give the folder of another export or checkpoint.'
-        )
+        raise ModelError(f'"{folder}": {broken[0]} holds NaN or infinity. Give another export or checkpoint.')
 
 
 def _check_expert(header: Header, folder: Path, expert: Expert) -> None:

@@ -160,7 +160,7 @@ class StockSchedule:
     def solver(self, num_steps: int, shift: float | None = None) -> Solver:
         if self.model.spec.sigmas:
             raise ModelError(
-                'solver "checkpoint" has a grid of its own, and model.sigmas states another: use solver "euler".'
+                'solver "checkpoint" has its own grid, and model.sigmas states another: use solver "euler".'
             )
         steps = steps_from_noise(num_steps, self.model.strength)
         scheduler = self.scheduler(steps, self.shift(steps) if shift is None else shift)

@@ -164,7 +164,7 @@ class ModelSpec:
             )
         if self.sigmas and self.shift is not None:
             raise ModelError(
-                f"model.sigmas is a whole grid, which model.shift {self.shift:g} would not change: leave one of them out."
+                f"model.sigmas is a whole grid, which model.shift {self.shift:g} does not change: leave one out."
             )
         if self.guidance_scale == 1 and self.guidance_scale_2 not in (None, 1):
             raise ModelError(
@@ -245,9 +245,7 @@ def explicit_sigmas(levels: Sequence[float], num_steps: int, shift: float | None
             f"--steps, --settings.steps) to {len(levels)}."
         )
     if shift is not None:
-        raise ModelError(
-            f"model.sigmas is a whole grid, which shift {shift:g} would not change: leave one of them out."
-        )
+        raise ModelError(f"model.sigmas is a whole grid, which shift {shift:g} does not change: leave one out.")
     return torch.tensor([*levels, 0.0], dtype=torch.float32)
 
 
@@ -258,7 +256,5 @@ def find_family(family: str) -> ModuleType:
         shipped = f"Families that ship with the package are {', '.join(FAMILIES)}."
         raise ModelError(f'model.family "{family}": {error} {shipped}') from error
     if not callable(vars(module).get("load")):
-        raise ModelError(
-            f'model.family "{family}": the module has no function load(spec, device=None); see docs/extending.md.'
-        )
+        raise ModelError(f'model.family "{family}": it has no function load(spec, device=None) (docs/extending.md).')
     return module

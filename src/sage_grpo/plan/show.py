@@ -32,12 +32,8 @@ def arithmetic(forecast: Forecast) -> dict[str, str]:
     spread = f"{own[0]} each" if len(set(own)) == 1 else f"{min(own)} to {max(own)} each"
     grid = f"{layout.replicate} x {layout.shard} data-parallel x {layout.sequence} sequence-parallel"
     trained = " + ".join(str(len(steps)) for steps in plan.groups[0].trained)
-    held_out = forecast.held_out
-    judged = (
-        f"{len(config.evaluate.points(config.iterations))} evaluations of {held_out} prompts"
-        if held_out
-        else "no evaluation"
-    )
+    held_out, evaluations = forecast.held_out, len(config.evaluate.points(config.iterations))
+    judged = f"{evaluations} evaluations of {held_out} prompts" if held_out else "no evaluation"
     rows = {
         "clips": f"{batch.prompts} prompts x {batch.group_size} = {clips} per iteration{chosen and f'; {chosen}'}",
         "ranks": f"{layout.processes} = {grid}; {layout.data} share the clips: {spread}",

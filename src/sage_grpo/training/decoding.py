@@ -22,11 +22,7 @@ from sage_grpo.utils.video import read_video
 
 
 def frames_needed(model: VelocityModel, reward: CompositeReward) -> list[int] | None:
-    """Frames of a clip that a reward or the sentinel reads; None is all, also where the model cannot decode single
-    frames.
-
-    Empty where all rewards read latents: nothing is decoded for the sentinel alone.
-    """
+    """Frames of a clip that a reward or the sentinel reads; None is all. Empty where all rewards read latents."""
     if not reward.reads_clips:
         return []
     video = model.video
@@ -40,8 +36,7 @@ def pixels_read(model: VelocityModel, reward: CompositeReward, latents: Tensor) 
 
 
 class DecodedClips:
-    """The clips of one process, decoded one micro-batch at a time; with `frames` only these are decoded, and all others
-    are black."""
+    """The clips of one process, decoded one micro-batch at a time; with `frames` all others are black."""
 
     def __init__(self, model: VelocityModel, frames: Sequence[int] | None, count: int) -> None:
         """count: clips of all micro-batches together."""

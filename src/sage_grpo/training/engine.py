@@ -148,8 +148,8 @@ class RolloutEngine:
     def decode(
         self, rollout: Rollout, early: AsyncScoring | None = None, prompts: Sequence[Prompt] = (), *, whole: bool = True
     ) -> Tensor:
-        """The clips that this process scores, uint8; unless `whole`, only the frames that rewards and sentinel read.
-        Asynchronous rewards (`early`) get each micro-batch as soon as it is decoded, with the prompts of its groups."""
+        """The clips that this process scores, uint8; unless `whole`, only the frames that rewards and sentinel read. Asynchronous rewards
+        (`early`) get each micro-batch as soon as it is decoded."""
         mine = self._mine(rollout)
         tick = self.clock.ticker(len(mine))
         frames = None if whole else frames_needed(self.model, self.reward)
@@ -211,8 +211,7 @@ class RolloutEngine:
         return signals
 
     def scored(self, plan: Plan) -> list[Member]:
-        """The rollouts that this process decodes and scores; ranks that share clips divide this work. Empty for given
-        clips."""
+        """The rollouts that this process decodes and scores; ranks that share clips divide this work. Empty for given clips."""
         if plan.examples:
             return []
         batches = plan.batches(self.world.rank)

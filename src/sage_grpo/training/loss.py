@@ -150,11 +150,8 @@ def needs_velocity_old(objective: Objective, region: TrustRegion) -> bool:
 
 
 def loss_of(objective: Objective, region: TrustRegion, item: TrainItem, step: Step, *, kl_lambda: float) -> Loss:
-    """Objective + lambda KL of one item at the velocities of `step`, which have a graph, and its gradients there.
-
-    They are taken at the velocity first: the shares of objective and KL and the norms per step then cost nothing, and the network's backward
-    pass runs once. Clips with a shared state share the velocity, too: its gradient is the sum over them, and one pass serves the whole group.
-    """
+    """Objective + lambda KL of one item, and its gradients at the velocities of `step`: the shares of objective and KL and the norms per step then
+    cost nothing, the network's backward pass runs once, and one pass serves all clips that share a state."""
     record, v = item.record, step.velocity
     x_next = to_device(record.x_next, v.device, torch.float32)
     sigma, transition = record.policy.sigma(item.step), record.policy.transition(item.step)
@@ -202,12 +199,8 @@ def loss_of(objective: Objective, region: TrustRegion, item: TrainItem, step: St
 
 
 def _by_member(slope: Tensor, step: Step, x_next: Tensor, sensitivity: Tensor, moved: Tensor | None) -> Tensor:
-    """Sum of the squared norms of d loss_i / d v: slope_i times that of the log-probability, sensitivity (x_next -
-    mean) / (std D).
-
-    If the KL to the rollout's policy has a gradient too, sensitivity^2 (v - v_old) / D, `moved` is sensitivity (v -
-    v_old).
-    """
+    """Sum of the squared norms of d loss_i / d v: slope_i times that of the log-probability, sensitivity (x_next - mean) / (std D). Where the KL to
+    the rollout's policy has a gradient too, sensitivity^2 (v - v_old) / D, `moved` is sensitivity (v - v_old)."""
     law = step.gaussian.expand(len(x_next))
     noise = ((x_next - law.mean.detach()) / law.std.to(x_next.device)).flatten(1)
     if moved is not None:
@@ -216,8 +209,7 @@ def _by_member(slope: Tensor, step: Step, x_next: Tensor, sensitivity: Tensor, m
 
 
 def _shared_out(trust: Tensor, weight: Tensor) -> Tensor:
-    """Sum of the squared norms of the members' parts of a gradient that is equal for all members of a row except for
-    their weights."""
+    """Sum of the squared norms of the members' parts of a gradient that is equal for a row's members except for their weights."""
     shares = weight.unflatten(0, (len(trust), -1))
     spread = shares.square().sum(1) / shares.sum(1).square().clamp(min=1e-30)
     return trust.square().flatten(1).sum(1).dot(spread)
@@ -276,11 +268,8 @@ def accumulate(
     progress: Callable[[], None] = lambda: None,
     parts: Sequence[StatePart] = (),
 ) -> UpdateSums:
-    """Replay the items of one optimizer update and add up their gradients; every part in `parts` has a loss of its own.
-
-    `scale` compensates for an engine that averages gradients over ranks. `before_first` and `before_last` are called before the first and the
-    last backward pass of every network: engines that synchronize gradients do so only at the last.
-    """
+    """Replay the items of one optimizer update and add up their gradients. `scale` compensates for an engine that averages them over ranks;
+    `before_first` and `before_last` are called before the first and the last backward pass of every network."""
     sums = UpdateSums(device)
     networks = [item.network for item in items]
     for number, item in enumerate(items):
@@ -310,10 +299,8 @@ def accumulate(
 
 
 def backpropagate(item: TrainItem, x: Tensor, scale: float) -> None:
-    """Propagate the reward's gradient back over the item's step: dR/dx = dR/dx_next + length (dv/dx)^T dR/dx_next.
-
-    The backward pass yields the second term times the factors on the loss; a KL would be included, and is refused with an exact gradient.
-    """
+    """Propagate the reward's gradient back over the item's step: dR/dx = dR/dx_next + length (dv/dx)^T dR/dx_next, whose second term is x.grad over
+    the factors on the loss."""
     assert item.reward_signal is not None
     assert x.grad is not None
     factor = (-scale * item.weight).view(-1, *[1] * (x.ndim - 1))
@@ -346,8 +333,7 @@ def summarize(sums: UpdateSums, world: World, steps: Sequence[int]) -> dict[str,
 
 
 def mean_of(logs: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Mean over the updates that have a metric; ratio/first_log, the largest |log ratio| of the first update, is 0 if
-    the replay repeats the rollout exactly."""
+    """Mean over the updates that have a metric; ratio/first_log, of the first update, is 0 if the replay repeats the rollout exactly."""
     names = sorted({name for log in logs for name in log})
     mean = {name: sum(log[name] for log in logs if name in log) / sum(name in log for log in logs) for name in names}
     if "ratio/largest_log" in mean:

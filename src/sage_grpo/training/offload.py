@@ -19,7 +19,6 @@ from sage_grpo.distributed.spec import ParallelError, ParallelSpec
 from sage_grpo.distributed.world import World
 from sage_grpo.models.base import VelocityModel, abilities
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.training.config import TrainConfig
 from sage_grpo.types import Keep
 
 
@@ -98,8 +97,7 @@ class VaeMover:
         return torch.cuda.memory_allocated(self.model.device) if self.model.device.type == "cuda" else 0
 
     def _available(self) -> int:
-        """Bytes that this process can use: those that are free and those that it holds already, within its budget;
-        other processes on the device have the rest."""
+        """Bytes that this process can use: those that are free and those that it holds already, within its budget."""
         free, total = torch.cuda.mem_get_info(self.model.device)
         return min(free + torch.cuda.memory_reserved(self.model.device), int(self.spec.budget(total / GIB) * GIB))
 
@@ -114,8 +112,7 @@ def _indexed(device: torch.device) -> int:
 
 
 def hold_to_budget(spec: ModelSpec, device: torch.device) -> None:
-    """Limit this process to `model.memory`, so that a higher peak is an error here and does not take memory from other
-    processes."""
+    """Limit this process to `model.memory`, so that a higher peak is an error here."""
     spec.check_budget(device.type)
     if spec.memory is not None:
         gib = torch.cuda.get_device_properties(device).total_memory / GIB
@@ -138,9 +135,8 @@ _turned_off: list[bool] = []
 
 
 def get_ready(*, wanted: bool) -> None:
-    """Prepare a process before its first allocation and first matrix product, because PyTorch and cuBLAS read their
-    memory settings once. With `wanted`, cuDNN's attention is off: its backward pass has no fixed order, and PyTorch
-    does not report that."""
+    """Prepare a process before its first allocation and matrix product: PyTorch and cuBLAS read their settings once. With `wanted`, cuDNN's
+    attention is off: its backward pass has no fixed order, and PyTorch does not report that."""
     if torch.cuda.is_available() and not any(os.environ.get(name) for name in ALLOCATOR):
         # The activations that blocks keep are planned by tensor sizes. In segments of fixed sizes 3.7 of 24 GiB were
         # lost between them (Wan 1.3B, one H200).
@@ -179,10 +175,12 @@ def same_bits(device: torch.device, *, wanted: bool) -> Iterator[None]:
         deterministic.fill_uninitialized_memory = filled
 
 
-def set_activations(config: TrainConfig, model: VelocityModel, chosen: Sequence[Keep] | None) -> None:
-    """Set the activations that a model's blocks keep, and record the choice; None decides from the configuration alone."""
+def set_activations(
+    asked: bool | Literal["attention", "auto"], model: VelocityModel, chosen: Sequence[Keep] | None
+) -> None:
+    """Set the activations that a model's blocks keep, and record the choice; None decides by what is asked alone."""
     if chosen is None:
-        chosen = configured(config.update.gradient_checkpointing, len(model.blocks()), cuda=model.device.type == "cuda")
+        chosen = configured(asked, len(model.blocks()), cuda=model.device.type == "cuda")
     model.keep(list(chosen))
     abilities(model).choices["blocks keep"] = kept(chosen)
 

@@ -68,6 +68,7 @@ class Rollout:
         record = self.records[scheduled.states]
         if scheduled.replay == scheduled.states:
             return record
+        # Padding: another rank's step on own states has no old log-probability, so its ratio is 1.
         schedule = plan.groups[scheduled.replay.members[0].group].replayed
         return replace(record, policy=replace(record.policy, schedule=schedule), v_old=None, log_prob_old=None)
 
@@ -82,8 +83,7 @@ class Storage:
     """Keep the rollout's velocities (step-wise KL, KL mask, centred ratio), not only those by which the updates are measured."""
 
     def rounded(self, x: Tensor) -> Tensor:
-        """x in stored precision. Rounding the state itself, not a copy of it, keeps rollout and replay on the same
-        numbers."""
+        """x in stored precision: the state itself is rounded, which keeps rollout and replay on the same numbers."""
         return x if self.dtype == torch.float32 else x.to(self.dtype).to(torch.float32)
 
     def stored(self, x: Tensor) -> Tensor:
@@ -143,8 +143,7 @@ class Sampler:
 
     @torch.no_grad()
     def run(self) -> Rollout:
-        """Sample all clips from noise to latents, or take given ones; then record those that are learned at fresh
-        levels."""
+        """Sample all clips from noise to latents, or take given ones; then record those that are learned at fresh levels."""
         paths = [_Members(self, batch) for batch in self.plan.batches(self.rank)]
         if self.examples is None:
             self._sample(paths)
@@ -158,10 +157,7 @@ class Sampler:
         return self.result
 
     def _sample(self, paths: Sequence[_Members]) -> None:
-        """Run all steps of all clips.
-
-        With two networks, all ranks first run the one for high noise, because a sharded network needs all ranks.
-        """
+        """Run all steps of all clips, first those of the network for high noise: a sharded network needs all ranks."""
         prefixes = [_SharedPrefix(self, groups) for groups in self.plan.prefixes(self.rank)]
         idle = Lockstep(self.plan).idle_passes(self.rank)
         walks: list[_SharedPrefix | _Members] = [*prefixes, *paths]
@@ -259,8 +255,7 @@ class _Walk:
         self.sampler, self.group, self.conditions, self.index = sampler, group, tuple(conditions), index
         self.policy, self.stepper = sampler.policies(group), Stepper(sampler.solver)
         self.x = torch.empty(0)
-        """The states. They are created at the first step, so that noise is drawn while the device computes other
-        clips."""
+        """The states, created at the first step, so that noise is drawn while the device computes other clips."""
         self.stored: Tensor | None = None
         """`x` as stored by the step before, if it was."""
 

@@ -56,7 +56,7 @@ class Trainer:
         self.inputs, self.model, self.reward, self.held_out = inputs, inputs.model, inputs.reward, inputs.held_out
         self.objective = config.build_objective()
         config.check_objective()
-        set_activations(config, self.model, activations)
+        set_activations(config.update.gradient_checkpointing, self.model, activations)
         self.sharding = distribute(self.model, config.parallel, self.world)  # before anything refers to the parameters
         params = self.model.trainable()
         self.drift = ParameterDrift(params)

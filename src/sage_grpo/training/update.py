@@ -70,10 +70,8 @@ class Updater:
         self, plan: Plan, rollout: Rollout, scored: Scores, advantages: Tensor, signals: Signals
     ) -> dict[str, float]:
         state, device, logs = self.state, self.model.device, []
-        lockstep = Lockstep(plan)
-        reference = [False] * plan.updates
-        if state.anchor is not None:
-            reference = state.anchor.passes(state.updates, plan.updates)
+        lockstep, anchor = Lockstep(plan), state.anchor
+        reference = [False] * plan.updates if anchor is None else anchor.passes(state.updates, plan.updates)
         old_passes = self.objective.old_passes(plan.updates)
         extra = [needed * self.objective.reference_passes + old for needed, old in zip(reference, old_passes)]
         rounds = sum(rounds * (1 + more) for rounds, more in zip(lockstep.rounds, extra))
@@ -201,23 +199,19 @@ class Updater:
         return metrics
 
     def _scale_back(self, before: Snapshot, kl: float, measure: Callable[[], float]) -> float:
-        """Scale the updates back to `optimizer.max_kl` if they exceed it; returns the share that is kept. The KL is the same number on all
-        ranks, so they try the same shares."""
+        """Scale the updates back to `optimizer.max_kl` if they exceed it; returns the share that is kept, the same on all ranks."""
         most, kept = self.config.optimizer.max_kl, 1.0
         assert most is not None
 
-        def keep(share: float) -> None:
+        def kl_at(share: float) -> float:
             nonlocal kept
             before.take_back(share / kept)
             kept = share
-
-        def kl_at(share: float) -> float:
-            keep(share)
             return measure()
 
         share = share_kept(kl, most, kl_at)
         if share != kept:  # no share that was tried is near the limit
-            keep(share)
+            before.take_back(share / kept)
             if self.world.is_main:
                 warnings.warn(
                     f"optimizer.max_kl {most:g}: no share of a rollout's updates that was tried has a KL near it, so less is kept (optimizer/kept). "
@@ -264,8 +258,7 @@ def with_partners(
     device: torch.device,
     progress: Progress = lambda: None,
 ) -> list[TrainItem]:
-    """Add the excess error of each clip's partner, which may be in another item or on another rank: one pass of each item without gradient, and
-    a table of all `clips` that ranks fill together."""
+    """Add the excess error of each clip's partner, which may be on another rank: one pass of each item, and a table that ranks fill together."""
     table = torch.zeros((clips, objective.spec.levels), dtype=torch.float64)
     for item in items:
         assert item.pair is not None
@@ -293,10 +286,7 @@ def with_old(
     progress: Progress = lambda: None,
     parts: Sequence[StatePart] = (),
 ) -> list[TrainItem]:
-    """Add the old policy's velocities and log-probabilities to items at fresh noise levels; the model has the old weights.
-
-    If the newest weights sampled, the ratio is to those, and the old policy's log-probability is not used.
-    """
+    """Add the old policy's velocities and log-probabilities to items; the model has its weights. Where the newest weights sampled, the ratio is to those."""
     result = []
     for item in items:
         record, step = item.record, replay(item, device)
@@ -312,11 +302,8 @@ def with_old(
 def path_kl(
     lockstep: Lockstep, rollout: Rollout, world: World, device: torch.device, progress: Progress = lambda: None
 ) -> float:
-    """KL(policy of the rollout, current policy) of a whole path, per latent dimension, over all ranks: the same number on each.
-
-    By the chain rule the KL of two distributions of paths is the sum of the KLs of their steps, at states of the first, which are those of the
-    rollout. Each group measures it at the step of its probe. One forward pass per group.
-    """
+    """KL(policy of the rollout, current policy) of a whole path, per latent dimension, over all ranks: by the chain rule the sum of the KLs of the
+    steps at the rollout's states. Each group measures it at the step of its probe, with one forward pass."""
     plan = lockstep.plan
     probes = plan.kl_replays(world.rank)
     total = 0.0

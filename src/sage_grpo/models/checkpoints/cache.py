@@ -29,14 +29,6 @@ from sage_grpo.utils.safe_io import replacing
 FORMAT = "3"  # raise this when the meaning of stored tensors changes: older files are then not found
 
 
-def cleaner() -> str:
-    """The version of ftfy, with which Wan's pipelines clean prompts: another version, or none, can give other tokens."""
-    try:
-        return f"ftfy {version('ftfy')}"
-    except PackageNotFoundError:
-        return "no ftfy"
-
-
 class Encoded(dict[str, Tensor]):
     """The tensors of one encoding; unlike a plain dict it can be referred to weakly."""
 
@@ -47,7 +39,11 @@ class EncodingCache:
 
     def __init__(self, folder: Path | None, fingerprint: str, what: str = "Encoded prompts") -> None:
         self.folder, self.what = folder, what
-        self.fingerprint = digest(cleaner(), fingerprint)
+        try:  # with which Wan's pipelines clean prompts: another version, or none, can give other tokens
+            cleaner = f"ftfy {version('ftfy')}"
+        except PackageNotFoundError:
+            cleaner = "no ftfy"
+        self.fingerprint = digest(cleaner, fingerprint)
         self._writable = folder is not None
         self._memory: WeakValueDictionary[str, Encoded] = WeakValueDictionary()
 

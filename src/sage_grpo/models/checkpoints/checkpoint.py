@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.files import (
@@ -43,8 +43,6 @@ from sage_grpo.utils.suggest import nearest
 if TYPE_CHECKING:
     import torch
 
-    from sage_grpo.models.spec import ModelSpec
-
 PIPELINES: Mapping[str, str] = {
     "HunyuanVideo15Pipeline": "hunyuan15",
     "HunyuanVideo15ImageToVideoPipeline": "hunyuan15",
@@ -67,7 +65,17 @@ TOKENIZERS = {f"tokenizer{number}": f"text_encoder{number}" for number in ("", "
 """Text encoders by tokenizer."""
 
 
-def resolve(spec: ModelSpec) -> Path:
+class Located(Protocol):
+    """A ModelSpec's place of the checkpoint."""
+
+    @property
+    def path(self) -> str | None: ...
+
+    @property
+    def revision(self) -> str | None: ...
+
+
+def resolve(spec: Located) -> Path:
     if spec.path is None or spec.path == "shapes":
         folder = Path(str(files("sage_grpo") / "worlds" / "shapes" / "assets"))
         if not (folder / "model_index.json").is_file():
@@ -87,15 +95,13 @@ def resolve(spec: ModelSpec) -> Path:
     if _is_hub_id(spec.path):
         return _download(spec)
     if not folder.parent.is_dir():
-        raise ModelError(
-            f'model.path "{spec.path}" is not a folder. Its parent "{folder.parent}" does not exist either.'
-        )
+        raise ModelError(f'model.path "{spec.path}" is not a folder. Nor does its parent "{folder.parent}" exist.')
     near = nearest(folder.name, [child.name for child in folder.parent.iterdir() if child.is_dir()])
     hint = f' Did you mean "{folder.parent / near}"?' if near else ""
     raise ModelError(f'model.path "{spec.path}" is not a folder.{hint}')
 
 
-def local_folder(spec: ModelSpec) -> Path | None:
+def local_folder(spec: Located) -> Path | None:
     """The checkpoint's folder with at least its config files, if it is here: as a path, or in the hub's cache."""
     if spec.path is None or Path(spec.path).expanduser().is_dir() or not _is_hub_id(spec.path):
         return resolve(spec)
@@ -106,7 +112,7 @@ def local_folder(spec: ModelSpec) -> Path | None:
     return Path(index).parent if isinstance(index, str) and isinstance(config, str) else None
 
 
-def configs_folder(spec: ModelSpec) -> Path:
+def configs_folder(spec: Located) -> Path:
     return local_folder(spec) or _download(spec, weights=False)
 
 
@@ -114,7 +120,7 @@ def _is_hub_id(path: str) -> bool:
     return path.count("/") == 1 and not path.startswith((".", "/", "~"))
 
 
-def _download(spec: ModelSpec, *, weights: bool = True) -> Path:
+def _download(spec: Located, *, weights: bool = True) -> Path:
     from diffusers import DiffusionPipeline
     from huggingface_hub import snapshot_download
 
@@ -153,7 +159,7 @@ def read_config(folder: Path, component: str, name: str = "config.json") -> dict
     return values
 
 
-def detect_family(spec: ModelSpec) -> str:
+def detect_family(spec: Located) -> str:
     folder = resolve(spec)
     name = str(read_index(folder).get("_class_name"))
     if name not in PIPELINES:
@@ -331,16 +337,15 @@ def component_class(folder: Path, index: Mapping[str, Any], name: str) -> Any:
             f"newer version, or for code of its authors. Install a {package.__name__} that has it, or use another checkpoint."
         )
     if not (isinstance(kind, type) and issubclass(kind, allowed)):
+        fault = (
+            "which is not part of a pipeline: only models, schedulers, guiders, tokenizers and processors are loaded"
+        )
         lacking = getattr(
             kind, "_backends", None
         )  # of the libraries' placeholder for a class whose packages are not here
-        fault = (
-            f"which needs packages that are not installed: {', '.join(lacking)}. pip install them"
-            if isinstance(lacking, list)
-            else "which is not part of a pipeline: only models, schedulers, guiders, tokenizers and processors are loaded. Correct that line of "
-            "model_index.json, or download the checkpoint again"
-        )
-        raise ModelError(f'"{folder}" names a {class_name} as its {name}, {fault}.')
+        if isinstance(lacking, list):
+            fault = f"which needs packages that are not installed: pip install {' '.join(lacking)}"
+        raise ModelError(f'"{folder}" names a {class_name} as its {name}, {fault}. Or download the checkpoint again.')
     return kind
 
 
@@ -381,9 +386,7 @@ def load_component(folder: Path, index: Mapping[str, Any], name: str, dtype: tor
     check_components(folder, index, [name], [name])
     kind = component_class(folder, index, name)
     if not issubclass(kind, transformers.PreTrainedModel):
-        raise ModelError(
-            f'Component "{name}" of "{folder}" is a {index[name][1]}, which is not a model of transformers.'
-        )
+        raise ModelError(f'Component "{name}" of "{folder}" is a {index[name][1]}, not a model of transformers.')
     held = stored_shapes(folder / name, STEMS[1])
     with _quiet(folder), in_words(folder, name), _no_larger_than(folder, name, held):
         module, info = from_pretrained(

@@ -40,7 +40,7 @@ def check_index(file: Path, index: Mapping[str, Any]) -> None:
     """Refuse a model_index.json that names code outside the two libraries, or a component with an adapter, which would change its weights."""
     if not isinstance(index.get("_class_name"), str):
         raise ModelError(
-            f"{file}: _class_name must name a pipeline of diffusers, got {str(index.get('_class_name'))[:200]}."
+            f"{file}: _class_name must name a diffusers pipeline, got {str(index.get('_class_name'))[:200]}."
         )
     for name, entry in index.items():
         if not isinstance(entry, list) or entry == [None, None]:
@@ -74,9 +74,7 @@ def shards_of(index: Path) -> list[str]:
     for shard in shards.values():
         plain = isinstance(shard, str) and PurePosixPath(shard).name == shard == PureWindowsPath(shard).name
         if not plain or not shard.endswith(".safetensors"):
-            raise ModelError(
-                f"{index} names the shard {str(shard)[:200]!r}: it must be a .safetensors file beside the index itself."
-            )
+            raise ModelError(f"{index} names the shard {str(shard)[:200]!r}: it must be a .safetensors file beside it.")
     return sorted(set(shards.values()))
 
 

@@ -110,10 +110,8 @@ class Hunyuan15(FamilyModel):
             check_components(folder, index, ["image_encoder", "feature_extractor"], [])
         if read_config(folder, "transformer").get("use_meanflow"):
             raise ModelError(
-                f'"{folder}" is a MeanFlow model (use_meanflow in transformer/config.json: distilled to few steps, as the step_distilled and '
-                "super-resolution checkpoints of HunyuanVideo-1.5 are), which is not supported: what it predicts is the mean velocity from here to "
-                "where the step ends, and exploration needs the velocity here. Use the base checkpoint, or the one that was distilled to no "
-                "guidance only (..._distilled, without step)."
+                f'"{folder}" is a MeanFlow model (use_meanflow in transformer/config.json, as in step-distilled checkpoints): it predicts the mean '
+                "velocity of a step, and exploration needs the velocity at its beginning. Use the base checkpoint, or ..._distilled without step."
             )
 
     def _prepare(self) -> None:

@@ -100,7 +100,7 @@ class Ltx2(FamilyModel):
         config = self.transformer.config
         if (config.patch_size_t, config.patch_size) != (1, 1):
             raise ModelError(
-                f'The transformer of "{self.folder}" has patches of {config.patch_size} latents; supported is 1.'
+                f'The network of "{self.folder}" has patches of {config.patch_size} latents; supported is 1.'
             )
         return grid_of_clips(self.pipe, config, config.in_channels)
 

@@ -42,9 +42,7 @@ class QwenImage(FamilyModel):
         config = read_config(folder, "transformer")
         for name in ("guidance_embeds", "zero_cond_t", "use_additional_t_cond", "use_layer3d_rope"):
             if config.get(name):
-                raise ModelError(
-                    f'transformer/config.json of "{folder}" sets {name}, as Qwen-Image does not: not supported.'
-                )
+                raise ModelError(f'transformer/config.json of "{folder}" sets {name}, which is not supported.')
 
     def _grid(self) -> LatentGrid:
         return packed_grid(self.transformer.config.in_channels, self.pipe.vae_scale_factor)

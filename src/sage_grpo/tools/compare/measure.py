@@ -42,12 +42,10 @@ from sage_grpo.utils.json_schema import finite, read_object
 from sage_grpo.version import ROOT, __version__
 
 BLOCKS = 30
-"""Points of a training curve, at most."""
 KINDS = ("raw", "equalized", "sent")
 """Gradient norms that the trainer logs by step."""
 Scores = dict[str, float | None]
 Bases = dict[str, Evaluation]
-"""Evaluations of untrained models."""
 RECORD = "metrics.jsonl"
 """File with the record in an unfinished run's checkpoint; the name is one that a checkpoint may have."""
 
@@ -69,7 +67,6 @@ class RunRecord:
     updates: int = 0
     cost: int = 0
     scored: int = 0
-    """Clips so far."""
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     sentinel: list[list[Any]] = field(default_factory=list)
     """Warnings and actions of the sentinel: iteration, name, action."""

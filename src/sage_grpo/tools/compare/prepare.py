@@ -50,12 +50,10 @@ class CompareJob:
     settings: dict[str, Any]
     """Settings other than the recipe's, and the evaluation's."""
     points: tuple[int, ...]
-    """Iterations that are evaluated."""
     kind: str
     budgets: dict[str, int] = field(default_factory=dict)
     """By budget (`passes`, `clips`): a limit; the last iteration within it is evaluated too."""
     unseen: bool = False
-    """The end is also evaluated on other prompts."""
 
     @property
     def name(self) -> str:
@@ -99,12 +97,8 @@ def configured(suite: Suite, arm: Arm, start: TrainConfig) -> TrainConfig:
             reason = SET_ELSEWHERE["keep"]
         if reason is not None:
             raise ConfigError(f"{key} cannot be compared: {reason}.")
-    words = [f"--{key}={_word(value)}" for key, value in options.items()]
+    words = [f"--{k}={value if isinstance(value, str) else json.dumps(value)}" for k, value in options.items()]
     return parse(TrainConfig, words, prog="sage-grpo compare", defaults=start)
-
-
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _job(suite: Suite, arm: Arm, start: TrainConfig, config: TrainConfig) -> CompareJob:

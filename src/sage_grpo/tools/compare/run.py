@@ -111,10 +111,7 @@ def gpus(configs: Sequence[TrainConfig]) -> list[str]:
 
 
 def cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
-        return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def how_many(configs: Sequence[TrainConfig], devices: Sequence[str]) -> int:

@@ -25,34 +25,26 @@ class ArmSummary:
     name: str
     iterations: int
     counts: dict[str, int]
-    """Runs by outcome: done, diverged, failed, missing."""
     base: dict[str, float]
-    """Columns before training, where they were measured."""
     base_range: dict[str, tuple[float, float]]
     """The lowest and the highest of its runs: the same model may score a little differently in another process."""
     final: dict[str, Interval]
     """Columns after the last iteration, over the seeds that got there."""
     way: Interval | None
-    """Share of the gap closed, in the first column."""
     equal: dict[str, Interval]
     """Columns at equal network evaluations: within the suite's budget, or at the end of the cheapest arm."""
     clips: dict[str, Interval]
     """Columns within the suite's budget of scored clips; empty where it has none."""
     difference: dict[str, Paired]
-    """Final columns minus the baseline's."""
     equal_difference: dict[str, Paired]
-    """Columns minus the baseline's, at equal network evaluations."""
     clips_difference: dict[str, Paired]
-    """Columns minus the baseline's, at equal clips."""
     passes: float
     """Network evaluations of a whole run, mean over seeds."""
     updates: float
     seconds: dict[str, float]
     """Means over runs: an iteration, all evaluations, the run."""
     curves: dict[str, dict[int, Interval]] = field(repr=False)
-    """Columns by iteration."""
     passes_at: dict[int, float] = field(repr=False)
-    """Network evaluations by iteration."""
     steps: dict[int, dict[str, float]] = field(repr=False)
     """Gradient norms and predictions by denoising step, means over runs."""
 
@@ -63,7 +55,6 @@ class Summary:
 
     suite: Suite
     arms: dict[str, ArmSummary]
-    """In the suite's order; arms without a finished run are there too."""
     budget: float
     """Network evaluations of the comparison at equal cost; NaN where there is none."""
     adjusted: dict[str, float]
@@ -149,7 +140,6 @@ class Cell:
 
 
 Cells = Mapping[int, Cell]
-"""By seed."""
 
 
 def cells(runs: Runs, key: str, point: Callable[[Row], str | None]) -> dict[int, Cell]:

@@ -44,7 +44,6 @@ class Effect:
     linear: Estimate
     """R: the linear share of the exploration noise's part."""
     std: Estimate
-    """Standard deviation of the reward within a branch."""
     reward: Estimate
     """Mean reward minus that of the deterministic clips from the same start noises."""
     drift: Estimate | None
@@ -56,9 +55,7 @@ class Advice:
     """Recommended settings."""
 
     steps: list[int]
-    """Steps to branch at; empty when no step's share is distinguishable from 0."""
     weights: list[float]
-    """Their shares, summing to 1."""
     eta: float
     eta_is_safe: bool
     """False: every eta costs reward or adds drift, and this is the smallest that was tried."""

@@ -80,7 +80,6 @@ class ProbeKeys(NoiseKeys):
     """A group is a start noise here. All settings have the same noises, members in the quadruples of `tools/probe/estimate.py`."""
 
     prompt: int = 0
-    """Number of the prompt."""
 
     def start(self, group: Group, member: Member, shape: tuple[int, ...]) -> Tensor:
         own = group.prompt.seed
@@ -110,7 +109,6 @@ class Prober:
     reward: CompositeReward
     prompts: list[Prompt]
     conditions: Sequence[Conditioning]
-    """One per prompt."""
     progress: Callable[[], None] = lambda: None
     failures: list[str] = field(default_factory=list)
     """Reports of rewards about clips that they could not score."""
@@ -208,10 +206,8 @@ class ProbeResult:
     """All results of a probe."""
 
     eta: float
-    """Eta of the comparison of steps."""
     steps: list[tuple[int, Effect]]
     every: Effect
-    """Exploration at all steps."""
     best: int
     """The step at which etas were compared."""
     etas: list[tuple[float, Effect]]

@@ -40,10 +40,8 @@ def write_report(folders: Sequence[Path], file: Path, *, embed_megabytes: float 
     """Write the page of some runs; many clips go into a folder beside it, NAME_clips."""
     data, clips = describe(read_runs(folders))
     if sum(clip.stat().st_size for _, clip in clips) <= embed_megabytes * 1e6:
-        data["clips"] = {
-            "kind": "inline",
-            "list": [base64.b64encode(clip.read_bytes()).decode("ascii") for _, clip in clips],
-        }
+        embedded = [base64.b64encode(clip.read_bytes()).decode("ascii") for _, clip in clips]
+        data["clips"] = {"kind": "inline", "list": embedded}
     else:
         data["clips"] = {"kind": "files", "list": beside(clips, inside(file.parent, f"{file.stem}_clips"))}
     replace_text(file, render(data))

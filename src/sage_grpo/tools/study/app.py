@@ -53,9 +53,7 @@ OPAQUE = re.compile(r"[\w-]{16,64}", re.ASCII)
 
 
 MAX_BODY = 4096
-"""Bytes of a vote."""
 BODY_SECONDS = 10.0
-"""Seconds for a vote to arrive."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +63,6 @@ class Ballot:
     task: str
     nonce: str
     answers: dict[str, str]
-    """Dimension -> left, tie or right."""
 
 
 class Buckets:

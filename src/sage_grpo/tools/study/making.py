@@ -35,7 +35,6 @@ PLAYED = {".mp4": ("h264", "vp9", "av1"), ".webm": ("vp8", "vp9", "av1")}
 HEARD = {".mp4": ("aac", "mp3"), ".webm": ("opus", "vorbis")}
 """Codecs of all browsers, for pictures and sounds."""
 NAMED_AT_ONCE = 10
-"""Missing clips that an error names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +43,6 @@ class StudyPlan:
 
     title: str
     methods: Mapping[str, Path]
-    """Name -> folder of clips."""
     prompts: Sequence[Prompt]
     dimensions: Mapping[str, str] = field(default_factory=lambda: dict(DIMENSIONS))
     against: str | None = None

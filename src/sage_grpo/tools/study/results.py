@@ -210,7 +210,6 @@ class Preferences:
     rows: list[dict[str, Any]]
     """prompt, win and lose (files in the study's clips), and the numbers of answers for and against."""
     votes: int
-    """Counted votes."""
     undecided: int
     """Comparisons left out because equally many answers prefer either clip; ties count for neither."""
 

@@ -78,11 +78,9 @@ class Study:
     methods: Sequence[str]
     prompts: Sequence[str]
     dimensions: Mapping[str, str]
-    """Name -> question."""
     against: int | None
     """The one method that is compared with each of the others; None compares all."""
     checks: int
-    """Attention checks that a rater gets."""
     max_failed: float
     """A rater who fails a larger share of the attention checks is flagged."""
     pool: Sequence[tuple[int, int]]
@@ -108,11 +106,8 @@ class Vote:
     place: int
     task: Task
     answers: Mapping[str, str]
-    """Dimension -> left, tie or right."""
     shown: float
-    """When the task was first shown, in seconds since 1970."""
     voted: float
-    """When the vote was stored."""
 
 
 def hashed(token: str) -> str:
