@@ -72,7 +72,7 @@ def test_win_rates_of_a_study_are_rounded_as_its_page_does(wins: int, losses: in
     if found["rate"] is not None:
         share = Fraction(100 * found["rate"]) * 10
         half_up = math.floor(share + Fraction(1, 2))
-        assert f"  {half_up // 10}.{half_up % 10}%  " in text
+        assert f"| {half_up // 10}.{half_up % 10}% |" in text
 
 
 def test_an_interval_is_printed_like_its_mean() -> None:

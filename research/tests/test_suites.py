@@ -33,8 +33,8 @@ SHIFT = json.loads((ROOT / "src/sage_grpo/worlds/shapes/assets/scheduler/schedul
 
 
 @cache
-def jobs_of(name: str, size: Size = "full") -> tuple[CompareJob, ...]:
-    """One job per arm: parsing settings is what takes time here."""
+def jobs_of(name: str, size: Size) -> tuple[CompareJob, ...]:
+    """One job per arm, made once: parsing settings is what takes time here."""
     suite = load(FILES[name], size)
     return tuple(prepare(replace(suite, seeds=suite.seeds[:1]), start))
 
@@ -81,7 +81,7 @@ def test_the_command_of_a_page_makes_the_runs_that_it_shows(name: str) -> None:
 
 @pytest.mark.parametrize("name", FIRST)
 def test_every_arm_of_a_suite_builds_plans_and_differs_from_the_others(name: str) -> None:
-    jobs = jobs_of(name)
+    jobs = jobs_of(name, "full")
     keys = {key_of(replace(job.config, seed=0), job.points, job.kind): job.arm for job in jobs}
     assert len(keys) == len(jobs), "two arms are the same run"
     for config in (job.config for job in jobs):

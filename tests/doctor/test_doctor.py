@@ -22,18 +22,7 @@ from sage_grpo.training.config import DataConfig
 from sage_grpo.training.inputs import build
 
 NAMES = [
-    *(
-        "versions",
-        "device",
-        "plan",
-        "files",
-        "settings",
-        "stability",
-        "prompt",
-        "padding",
-        "pipeline",
-        "vae",
-    ),
+    *("versions", "device", "plan", "files", "settings", "stability", "prompt", "padding", "pipeline", "vae"),
     *("guidance", "reward valid", "reward spread", "reward batch", "reward prompt", "reward statistics"),
     *("ratio", "gradients", "update", "step size", "ranks", "trust region", "save"),
 ]

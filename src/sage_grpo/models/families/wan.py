@@ -75,10 +75,8 @@ class Wan(FamilyModel):
             self.pictures = {2}
         elif self.expand_timesteps:
             self.pictures |= {1}
-        elif (
-            0 not in self.pictures and config.image_dim is None
-        ):  # 2.2 attends to no picture's CLIP tokens, and takes a last one where there is one
-            self.pictures = {1, 2}
+        elif 0 not in self.pictures and config.image_dim is None:
+            self.pictures = {1, 2}  # 2.2 attends to no picture's CLIP tokens, and takes a last one where there is one
 
     def _check_strength(self, strength: float) -> None:
         reasons = {
