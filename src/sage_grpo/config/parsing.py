@@ -41,7 +41,7 @@ GONE: dict[str, tuple[Any, str]] = {
     "log.trackio": (None, "a class in log.sinks logs wherever you like, docs/extending.md"),
     "rollout.window.branches": (1, "a prompt draws one window; take more prompts"),
     "objective.frames": (None, "the whole clip is decoded"),
-    "optimizer.max_lr_factor": (1.0, "a higher rate than optimizer.lr did not help, research/results/heat.md"),
+    "optimizer.max_lr_factor": (1.0, "the rate never exceeds optimizer.lr"),
     "trust_region.estimator": ("closed_form", "the KL is exact"),
     "rollout.ray.scores": ("workers", "workers score the clips that they sample"),
     "parallel.async_checkpoint": (ANY, "checkpoints are written at once"),
