@@ -19,10 +19,10 @@ from sage_grpo.objectives.advantage import decoupled_advantage, group_advantage
 from sage_grpo.objectives.kl_control import KlCoefficient
 from sage_grpo.objectives.policy_gradient import clipped_surrogate, equalizing_weights
 from sage_grpo.objectives.trust_region import TrustRegion, closed_form_kl
-from sage_grpo.samplers.gaussian import Gaussian
 from sage_grpo.samplers.kernels import Cps, Flow, Ode, Sage, SageExact
 from sage_grpo.samplers.path import interpolate, velocity
 from sage_grpo.samplers.schedule import Schedule
+from sage_grpo.samplers.transition import Gaussian
 
 
 def _paper_steps() -> tuple[Tensor, Tensor]:

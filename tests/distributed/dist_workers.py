@@ -27,8 +27,8 @@ from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.session import assemble, run
-from sage_grpo.samplers.gaussian import expanded
 from sage_grpo.samplers.noise import keyed_noise
+from sage_grpo.samplers.transition import expanded
 from sage_grpo.training import config as c
 from sage_grpo.training.events import CallbackFailed, Hooks, IterationEvent
 from sage_grpo.training.inputs import adopt, build

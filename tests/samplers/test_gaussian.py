@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from sage_grpo.samplers.gaussian import Gaussian
+from sage_grpo.samplers.transition import Gaussian
 
 
 @pytest.mark.parametrize("dims", [(), (5,), (2, 3, 4)])

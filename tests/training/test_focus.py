@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from sage_grpo.samplers.gaussian import expanded
 from sage_grpo.samplers.kernels import Ode
+from sage_grpo.samplers.transition import expanded
 from sage_grpo.training import loss as losses
 from sage_grpo.training.config import BatchConfig
 from trainer_helpers import of_method, plan_of

@@ -30,8 +30,7 @@ from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training import evaluate, reference, update
 from sage_grpo.training import loss as losses
 from sage_grpo.training.config import AdvantageConfig, BatchConfig, DataConfig, EvalConfig, SurrogateConfig
-from sage_grpo.training.decoding import DecodedClips, frames_needed, pixels_read
-from sage_grpo.training.engine import RolloutEngine
+from sage_grpo.training.engine import DecodedClips, RolloutEngine, frames_needed, pixels_read
 from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.loss import needs_velocity_old
 from sage_grpo.training.plan import Group, KlProbe, Plan, Replay

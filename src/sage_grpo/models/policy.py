@@ -11,12 +11,11 @@ from torch import Tensor
 
 from sage_grpo.models import ModelError, no_numbers
 from sage_grpo.models.base import Progress, VelocityModel, abilities
-from sage_grpo.samplers.gaussian import Gaussian
 from sage_grpo.samplers.kernels import Kernel, Ode
 from sage_grpo.samplers.path import interpolate
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.solvers import GridSolver, Solver, SolverName
-from sage_grpo.samplers.transition import Transition
+from sage_grpo.samplers.transition import Gaussian, Transition
 from sage_grpo.types import Conditioning
 
 

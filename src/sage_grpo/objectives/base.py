@@ -16,9 +16,9 @@ from torch import Tensor
 
 from sage_grpo.objectives.advantage import best_and_worst
 from sage_grpo.objectives.options import ObjectiveSpec, SurrogateConfig
-from sage_grpo.samplers.gaussian import Gaussian
 from sage_grpo.samplers.kernels import Kernel
 from sage_grpo.samplers.schedule import Schedule
+from sage_grpo.samplers.transition import Gaussian
 
 
 @dataclass(frozen=True)

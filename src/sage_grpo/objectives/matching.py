@@ -13,7 +13,7 @@ from sage_grpo.objectives.base import LossTerms, ReplayedStep, RunOptions, witho
 from sage_grpo.objectives.noise_levels import NoisedClips
 from sage_grpo.objectives.options import Weighting
 from sage_grpo.objectives.policy_gradient import surrogate_loss
-from sage_grpo.samplers.gaussian import Gaussian
+from sage_grpo.samplers.transition import Gaussian
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.config.ranges import NotNegative, checked
-from sage_grpo.samplers.gaussian import expanded
+from sage_grpo.samplers.transition import expanded
 
 Mode = Literal["none", "fixed", "stepwise", "moving", "dual", "fixed_dual"]
 

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sage_grpo.data.examples import content_hash, fitted
 from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.data.prompts import Prompt, PromptStream, look_ahead
 from sage_grpo.distributed.world import World
-from sage_grpo.health.statistics import thumbnails
-from sage_grpo.models.base import VelocityModel, abilities, network_of, sound_of
+from sage_grpo.health.statistics import frames_seen, thumbnails
+from sage_grpo.models.base import VelocityModel, abilities, encoder_of, network_of, pixels_of, sound_of
+from sage_grpo.models.checkpoints.cache import EncodingCache
 from sage_grpo.models.policy import Policy
 from sage_grpo.rewards.base import AsyncScoring, CompositeReward
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.decoding import LATENTS, DecodedClips, Encoder, frames_needed, pixels_read
 from sage_grpo.training.inputs import conditions_of
 from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.loss import RewardSignal, needs_velocity_old
@@ -30,9 +32,10 @@ from sage_grpo.training.plan import Group, Plan, Replay
 from sage_grpo.training.planner import Planner, parts_of
 from sage_grpo.training.reference import PastWeights
 from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage
-from sage_grpo.training.scoring import ScoredClips, Scores, metadata_of, score_here
-from sage_grpo.types import Conditioning, Sound
+from sage_grpo.training.scoring import ScoredClips, Scores, metadata_of, no_clips, score_here
+from sage_grpo.types import Conditioning, Sound, VideoSpec
 from sage_grpo.utils.clock import Clock
+from sage_grpo.utils.video import read_video
 
 Conditions = Mapping[int, Conditioning]
 """Conditionings of groups, by their index."""
@@ -250,3 +253,77 @@ class EncodeAhead:
                 tick()
         engine.model.unload_text()
         self.until = iteration + len(near)
+
+
+def frames_needed(model: VelocityModel, reward: CompositeReward) -> list[int] | None:
+    """Frames of a clip that a reward or the sentinel reads; None is all. Empty where all rewards read latents."""
+    if not reward.reads_clips:
+        return []
+    video = model.video
+    read = reward.frames_read(video.frames, video.fps) if abilities(model).decode_frames else None
+    return None if read is None else sorted({*read, *frames_seen(video.frames)})
+
+
+def pixels_read(model: VelocityModel, reward: CompositeReward, latents: Tensor) -> Tensor:
+    """Latents to float clips with a graph, exact at the frames that counting rewards read."""
+    return pixels_of(model)(latents, reward.frames_read(model.video.frames, model.video.fps, counting=True))
+
+
+class DecodedClips:
+    """The clips of one process, decoded one micro-batch at a time; with `frames` all others are black."""
+
+    def __init__(self, model: VelocityModel, frames: Sequence[int] | None, count: int) -> None:
+        """count: clips of all micro-batches together."""
+        self.model, self.frames, self.done = model, frames, 0
+        self._whole: list[Tensor] = []
+        self._sparse = None if frames is None else black_clips(count, model.video)
+
+    def add(self, latents: Tensor) -> Tensor:
+        if self._sparse is None:
+            self._whole.append(self.model.decode(latents))
+            return self._whole[-1]
+        clips = self._sparse[self.done : self.done + len(latents)]
+        decode = abilities(self.model).decode_frames
+        if self.frames and decode is not None:
+            clips[:, list(self.frames)] = decode(latents, self.frames)
+        self.done += len(latents)
+        return clips
+
+    @property
+    def videos(self) -> Tensor:
+        if self._sparse is not None:
+            return self._sparse
+        return torch.cat(self._whole) if self._whole else no_clips(self.model.video)
+
+
+def black_clips(count: int, video: VideoSpec) -> Tensor:
+    """Black clips to write frames into. Frames that are never written take no memory: NumPy allocates zeros lazily,
+    PyTorch would write them."""
+    return torch.from_numpy(np.zeros((count, video.frames, video.height, video.width, 3), dtype=np.uint8))
+
+
+LATENTS = "latents"
+"""Folder of a run's encoded clips."""
+
+
+class Encoder:
+    """Latents of clip files in the model's format, cached by content of the file, format and VAE."""
+
+    def __init__(self, model: VelocityModel, folder: Path, placed: Callable[[], AbstractContextManager[None]]) -> None:
+        """placed: context inside which the VAE is on the model's device."""
+        self.model, self.placed = model, placed
+        self._cache = EncodingCache(folder, encoder_of(model).key(), "Encoded clips")
+
+    def __call__(self, file: Path) -> Tensor:
+        """Latents of one clip on the CPU."""
+        key = content_hash(file), str(self.model.video)
+        return self._cache.get(key, lambda: {"latents": self._encode(file)})["latents"]
+
+    def _encode(self, file: Path) -> Tensor:
+        clip, fps = read_video(file)
+        try:
+            clip = fitted(clip, fps, self.model.video)
+        except ValueError as error:  # the header promised more
+            raise ValueError(f"{file} is {error}. Take its row out of data.clips.") from error
+        with self.placed():
+            return encoder_of(self.model).to_latents(clip[None])[0]

@@ -15,7 +15,7 @@ from sage_grpo.distributed.world import World
 from sage_grpo.models.policy import Step
 from sage_grpo.objectives.base import LossTerms, Objective, PreferencePair, ReplayedStep
 from sage_grpo.objectives.trust_region import KlTerms, TrustRegion, closed_form_kl
-from sage_grpo.samplers.gaussian import expanded
+from sage_grpo.samplers.transition import expanded
 from sage_grpo.training.offload import same_bits, to_device
 from sage_grpo.training.rollout import Record
 
