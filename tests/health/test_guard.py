@@ -181,10 +181,10 @@ def test_rank_correlations_and_their_mean() -> None:
     assert correlation(torch.tensor([1.0, 2.0, 3.0, math.nan]), torch.tensor([3.0, 2.0, 1.0, 9.0])) == (-1.0, 0.5)
     assert correlation(three, torch.zeros(3)) is None
     ranks, chance = three.double(), math.sqrt(0.5 / 2)
-    for judge, mean, stderr in (([1.0, 2.0, 3.0] * 2, 1.0, chance), ([1.0, 2.0, 3.0, 3.0, 2.0, 1.0], 0.0, 1.0)):
+    for judge, mean, stderr in (([1.0, 2.0, 3.0, 3.0, 2.0, 1.0], 1.0, chance), ([1.0, 2.0, 3.0] * 2, 0.0, 1.0)):
         groups = torch.tensor([0] * 3 + [1] * 3)
         parts = {"true": torch.tensor(judge)}
-        metrics = agreements(ranks.repeat(2), parts, groups, {"j": {"true": 1.0}})
+        metrics = agreements(torch.cat([ranks, ranks.flip(0)]), parts, groups, {"j": {"true": 1.0}})
         assert metrics == {AGREEMENT + "j": mean, STDERR + "j": pytest.approx(stderr)}, "not less than chance has"
 
 
@@ -209,7 +209,7 @@ FLAT = [0.0] * 4
 
 @pytest.mark.parametrize(
     ("lost", "stderr", "gain", "told"),
-    [(0.21, 0.1, 1.0, True), (0.19, 0.05, 1.0, False), (0.39, 0.05, 2.0, False), (0.21, 0.11, 1.0, False), (0.21, 0.1, -9.0, True), (-0.5, 0.1, 1.0, False)],
+    [(0.21, 0.1, 1.0, True), (0.19, 0.05, 1.0, False), (0.39, 0.05, 2.0, False), (0.21, 0.11, 1.0, False), (0.21, 0.1, -9.0, True), (0.05, 0.01, 0.2, True), (-0.5, 0.1, 1.0, False)],
 )  # fmt: skip
 def test_a_total_fell_by_a_fifth_of_its_gain_and_surely(lost: float, stderr: float, gain: float, told: bool) -> None:
     sentinel = watching(first=[-gain] * 4, best=FLAT, then=FLAT)

@@ -142,6 +142,8 @@ def test_signs_that_need_more_than_one_figure() -> None:
     assert SIGNS["gradient_exploded"]({"gradient/norm": math.exp(8.8)}, scattered) == ""  # six times 1.4826
     assert SIGNS["gradient_exploded"]({"gradient/norm": math.exp(9.0)}, scattered)
     assert not SIGNS["gradient_exploded"]({"gradient/norm": 9.0}, past(gradient__norm=[0.0])), "0 has no range"
+    rounding = past(reward__group_std=[1e-4], reward__total=[-1e3])
+    assert not SIGNS["spread_exploded"]({"reward/group_std": 1.0}, rounding), "equal scores in float32"
     few = MetricHistory(start=STEADY.start[:4], recent=STEADY.recent[:4], clips=40, clip_range=0.01, deviations=6.0)
     broken = dict.fromkeys(("gradient/norm", "kl/total"), 1e9)
     broken |= {"reward/group_std": 0.0, "video/spread": 0.0}

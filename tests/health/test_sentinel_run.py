@@ -232,6 +232,7 @@ def test_looks_tell_clips_apart_and_know_their_groups() -> None:
     assert describe(small[2:].double(), torch.tensor([0, 0]))["video/spread"] == 0.0
     pair = torch.tensor([0.25, 0.75], dtype=torch.float64).view(2, 1, 1, 1, 1).expand(2, 4, 3, 8, 8)
     assert describe(pair, torch.tensor([5, 5]))["video/spread"] == 0.25, "a standard deviation"
+    assert describe(pair.transpose(0, 4), torch.zeros(8))["video/contrast"] == 0.25, "across a frame"
 
 
 def test_looks_do_not_depend_on_which_process_has_a_clip(monkeypatch) -> None:

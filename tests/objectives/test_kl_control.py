@@ -35,10 +35,10 @@ def test_one_update_of_the_feedback(kl: float, ppo: float, paper: float) -> None
     """It rests from half of the target to one and a half; both ends are part of it. The paper's goes the other way."""
     for kind, factor in (("ppo", ppo), ("paper", paper)):
         for start, limit in ((0.125, 1.0), (1.0, 1.0), (0.0625, 0.0625)):
-            config = {"lambda_min": 0.0625, "lambda_max": limit, "warmup_updates": 0, "target": 1.0, "window": 1}
+            config = {"lambda_min": 0.0625, "lambda_max": limit, "warmup_updates": 0, "target": 2.0, "window": 1}
             controller = KlCoefficient(kind=kind, **config).controller()  # type: ignore[arg-type]
             controller.value = start
-            assert controller.observe(kl) == pytest.approx(min(max(start * factor, 0.0625), limit))
+            assert controller.observe(2 * kl) == pytest.approx(min(max(start * factor, 0.0625), limit))
 
 
 def test_feedback_waits_for_the_end_of_the_ramp_and_averages_its_window() -> None:

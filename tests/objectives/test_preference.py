@@ -10,6 +10,7 @@ import torch
 
 from sage_grpo.objectives.advantage import best, best_against_worst, best_and_worst
 from sage_grpo.objectives.base import PreferencePair
+from sage_grpo.objectives.build import build
 from sage_grpo.objectives.options import ObjectiveSpec
 from sage_grpo.objectives.preference import Preference, dpo_lead, dpo_loss, excess_error
 from sage_grpo.objectives.supervised import matching_loss
@@ -71,6 +72,10 @@ ALL = [True] * 4
 ROW = [0.1, 0.9, 0.5, 0.3]
 
 
+def trained(values: list, valid: list, count: int) -> list:
+    return build(ObjectiveSpec()).choose(values, valid, SimpleNamespace(trained=count))
+
+
 @pytest.mark.parametrize(
     ("choose", "values", "valid", "count", "chosen"),
     [
@@ -89,6 +94,7 @@ ROW = [0.1, 0.9, 0.5, 0.3]
         (best, [1.0], [True], 1, [0]),
         (best_and_worst, [9.0, -9.0, 0.0, 1.0, 2.0, 3.0], [False] * 2 + ALL, 2, [2, 5]),
         (best_and_worst, [9.0, -9.0, 0.0, 1.0, 2.0, 3.0], [False] * 2 + ALL, 6, [2, 3, 4, 5]),
+        (trained, ROW, [True, False, True, True], 2, [(0,), (2,)]),
         (best_and_worst, ROW, [False] * 4, 2, []),
         (best_and_worst, ROW, [True] + [False] * 3, 4, [0]),
         (best_and_worst, [1.0] * 6, [True] * 6, 4, [0, 1, 4, 5]),  # equal ones in order, and so alike everywhere

@@ -60,6 +60,8 @@ def test_shared_part_names_carry_the_reward():
     assert composite.watching == {"c": {"c/level": 2.0}}
     assert composite.judging("audio") == composite.weights
     assert composite.judging("video") == {"two_parts/level": 1.0}
+    with pytest.raises(RewardConfigError, match="give the weights of those that count"):
+        CompositeReward([toy("two_parts", options={"parts": ["level", "rate"]})])
     with pytest.raises(RewardConfigError, match="label"):
         CompositeReward([toy("mean_level"), toy("mean_level")])
 
@@ -170,6 +172,7 @@ def test_objects_lambdas_partials_and_options() -> None:
         (lambda: gather_rewards([3]), "A int is not a reward"),
         (lambda: own_reward(toy_rewards.Movable(), options={"gain": 2}), "Movable is an object"),
         (lambda: own_reward(functools.partial(nothing, None, None)), "cannot be called"),
+        (lambda: load_reward(RewardSpec(name="clip")), "Reward 'clip' needs the option 'model'"),
         (lambda: load_reward(RewardSpec(name="object:nothing")), "got a reward as an object of a Python program"),
     ],
 )

@@ -117,13 +117,26 @@ def test_a_hanging_server_costs_one_time_out_and_an_error_waits_for_none(caplog)
                 pass  # the client has cut the connection: a server can stop its work
 
 
-@pytest.mark.parametrize(("status", "tries"), [(500, 1), (503, 3)])
-def test_what_the_only_server_refuses_is_not_sent_again(status: int, tries: int, monkeypatch) -> None:
+@pytest.mark.parametrize(("status", "tries", "failures"), [(500, 1, 1), (503, 3, 0), (429, 3, 0)])
+def test_what_the_only_server_refuses_is_not_sent_again(status: int, tries: int, failures: int, monkeypatch) -> None:
     sent: list[str] = []
+    paused: list[int] = []
+    monkeypatch.setattr(Backoff, "pause", lambda self, attempt: paused.append(attempt) or 0.0)
     monkeypatch.setattr(pool_module, "post", lambda *given, **settings: sent.append("") or (status, {}, b"no"))
     client = remote(1, retries=2, backoff=1e-3)
     assert len(client(CLIPS[:1], TEXTS[:1], FPS).reasons) == 1
     assert len(sent) == tries
+    assert paused == list(range(len(paused))), "the first is the shortest"
+    assert client._pool.servers[0].failures == failures, "a busy server works"
+
+
+@pytest.mark.parametrize(("timeout", "waited"), [(300.0, 10.0), (3.0, 3.0)])
+def test_a_machine_that_is_gone_costs_ten_seconds_at_most(timeout: float, waited: float, monkeypatch) -> None:
+    seen: list[float] = []
+    monkeypatch.setattr(socket, "create_connection", lambda address, timeout, *more: seen.append(timeout) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        remote(1, timeout=timeout)(CLIPS[:1], TEXTS[:1], FPS)
+    assert seen == [waited]
 
 
 def raises(videos, texts, fps):

@@ -47,6 +47,7 @@ def test_clipscore_is_the_clamped_and_scaled_cosine(clip_model):
         return torch.stack(rows)
 
     ours = ClipScore(model=clip_model)(videos, PROMPTS, 8.0)["CLIPScore"]
+    assert len(ClipScore(model=clip_model).frames_read(100, 8.0)) == 16  # of 25 at two a second
     expected = 2.5 * cosines("A photo depicts ").clamp(min=0).mean(dim=1)
     torch.testing.assert_close(ours, expected, atol=5e-3, rtol=0)
     plain = ClipScore(model=clip_model, scale=1.0, clamp=False, prefix="")(videos, PROMPTS, 8.0)["CLIPScore"]
@@ -57,7 +58,7 @@ def test_clipscore_is_the_clamped_and_scaled_cosine(clip_model):
     torch.testing.assert_close(pick, expected / 0.07, atol=3e-2, rtol=0)  # exp of CLIP's initial logit scale
 
 
-@pytest.mark.parametrize("size", [(40, 53), (16, 30), (90, 31)])
+@pytest.mark.parametrize("size", [(40, 53), (16, 30), (90, 31), (90, 1)])
 def test_padding_keeps_the_whole_picture_and_adds_black(size):
     """As HPSv2's authors: the longest edge fits, and the rest is black, half on each side. Floats are resized in one pass, so that
     nothing is rounded to grey levels and nothing is cut to 0..1 where the cubic overshoots."""
@@ -65,7 +66,7 @@ def test_padding_keeps_the_whole_picture_and_adds_black(size):
     coarse = torch.randint(0, 2, (2, 12, 12, 3), generator=torch.Generator().manual_seed(2)).to(torch.uint8) * 255
     frames = coarse.repeat_interleave(8, dim=1).repeat_interleave(8, dim=2)[:, :height, :width]
     scale = 30 / max(size)
-    rows, columns = round(height * scale), round(width * scale)
+    rows, columns = round(height * scale), max(1, round(width * scale))
     down, across = cubic_weights(height, rows), cubic_weights(width, columns)
     picture = np.einsum("rh,nhwc,kw->nrkc", down, frames.numpy() / 255, across)
     canvas = np.zeros((2, 30, 30, 3))

@@ -25,6 +25,7 @@ def run_of(make_config, make_trainer, method: str = "sage", rewards=None, explor
 
 def test_only_what_explores_has_noise_and_a_ratio(make_config, make_trainer, monkeypatch) -> None:
     trainer = run_of(make_config, make_trainer, explore=["audio"])
+    assert [(part.name, part.share) for part in trainer.engine.parts] == [("audio", 1.0)]
     plan = plan_of(trainer)
     rollout = trainer.sample(plan)
     parts = trainer.model.parts

@@ -516,6 +516,8 @@ def test_advantages_are_of_the_total_or_of_what_judges_each_part() -> None:
     # seen + both / 2: 5, 2.25, 3.5, 4.5; both / 2 - 2 heard: -2, -1.75, 0.5, -3.5
     expected = [[1.2, -0.125], [-1.2, 0.125], [-0.5, 1.2], [0.5, -1.2]]
     torch.testing.assert_close(advantages_of(config, reward, both, scored), torch.tensor(expected))
+    alone = CompositeReward(specs[:2])  # nothing judges the rest
+    assert not advantages_of(config, alone, ["video", "rest"], scored)[:, 1].any()
     config.rewards = []
     assert advantages_of(config, reward, both, scored).tolist() == [-1.0, 1.0, 0.0, 0.0]
     config.advantage = AdvantageConfig(scale="global", clip=None)

@@ -266,6 +266,9 @@ def test_what_is_drawn_goes_by_the_seed_and_the_iteration_and_is_drawn_again_ali
         levels = [one.levels and (one.levels.labels, one.levels.schedule.sigmas.tolist()) for one in groups]
         return [(one.trained, one.schedule.stochastic, at) for one, at in zip(groups, levels)]
 
+    if objective is not None:
+        groups = replace(planner, config=config).plan(0, PROMPTS).groups
+        assert {one.noise()["offset"] for one in groups} == {0}, "on the run's own grid"
     assert drawn(0, 0) == drawn(0, 0)
     assert len({repr(drawn(*key)) for key in ((0, 0), (1, 0), (0, 5))}) == 3
     if objective is not None or kind == "steps of windows":

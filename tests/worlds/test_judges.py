@@ -37,10 +37,11 @@ def test_clips_of_another_shape_are_judged_too(some: Clips) -> None:
         torch.testing.assert_close(floats[part], values, rtol=0, atol=2e-4)
 
 
-def test_the_first_guess_of_a_centre_is_near(some: Clips) -> None:
+@pytest.mark.parametrize("width", [32, 40])
+def test_the_first_guess_of_a_centre_is_near(width: int) -> None:
     places = torch.tensor([[0.013, -0.27], [-0.31, 0.222], [0.4, 0.33]])
     shape, size = torch.tensor([0, 1, 0]), torch.tensor([0, 1, 1])
-    _, found, outline = _match_outlines(coverage(shape, size, places, 32, 32))
+    _, found, outline = _match_outlines(coverage(shape, size, places, 32, width))
     assert outline.tolist() == (SIZES * shape + size).tolist()
     assert float((found - places).abs().max()) < 0.006  # of 0.0625 a pixel
 
