@@ -147,6 +147,10 @@ def test_gpu_hours_are_of_all_gpus_and_of_all_that_a_run_does() -> None:
     assert said.evaluation_seconds > 0
     seconds = 40 * said.iteration_seconds + 5 * said.evaluation_seconds  # before, after, and every ten
     assert said.gpu_hours == pytest.approx(gpus * seconds / 3600, rel=1e-12)
+    in_twos = replace(config, batch=replace(config.batch, micro_batch=2))
+    evaluations = [replace(in_twos, evaluate=replace(config.evaluate, per_prompt=clips)) for clips in (7, 8)]
+    one_less, even = (replace(said, config=one, held_out=1).evaluation_seconds for one in evaluations)
+    assert one_less == even, "a GPU with fewer clips waits for the others"
     assert show.costs(said)["gpu_hours"] == said.gpu_hours
     (line, *_) = show.verdict(said)
     assert f"on {gpus} GPU(s) = {said.gpu_hours:,.1f} GPU-hours" in line
