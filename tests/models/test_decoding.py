@@ -85,11 +85,8 @@ def test_large_clips_are_decoded_in_chunks_and_small_ones_whole(fresh_model, mon
     )
     z = torch.randn(1, *one.latent_shape())
     (whole,) = one.codec.chunks(z)
-    assert [part.shape[2] for part in told.codec.chunks(z)] == [
-        1,
-        4,
-        4,
-    ]  # for cards on which the usual chunk is too much
+    # for cards on which the usual chunk is too much
+    assert [part.shape[2] for part in told.codec.chunks(z)] == [1, 4, 4]
     monkeypatch.setattr(decoding, "CHUNK_PIXELS", 8 * 32 * 48)  # two latent frames
     parts = list(one.codec.chunks(z))
     assert [part.shape[2] for part in parts] == [5, 4]

@@ -45,6 +45,7 @@ CODE = "never code that a checkpoint names"
         ("scheduler", ["diffusers", "UniPCMultistepScheduler", "x"], CODE),
         ("transformer", ["diffusers", "WanPipeline"], "transformer, which is not part of a pipeline"),
         ("vae", ["diffusers", "ConfigMixin"], "vae, which is not part of a pipeline"),
+        ("vae", ["transformers", "UMT5EncoderModel"], "only its text and image encoders"),
         ("scheduler", ["diffusers", "WanPipeline"], "scheduler of .* is a WanPipeline"),
         ("tokenizer", ["transformers", "Trainer"], "tokenizer"),
         ("tokenizer", ["transformers", "UMT5EncoderModel"], "tokenizer"),

@@ -137,3 +137,4 @@ def test_several_iterations_are_looked_at_where_windows_move(window: dict, one: 
     config = replace(config, rollout=replace(config.rollout, window=Window(**window)), update=once)
     plans = describe(config).plans
     assert (len(plans) == 1) == one
+    assert plans[0].iteration == 0

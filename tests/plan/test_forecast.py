@@ -22,7 +22,7 @@ from sage_grpo.models import ModelError
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.plan import costs, formulas, hardware, show
 from sage_grpo.plan.architecture import SAVED_FULL, SAVED_LORA, WAN_VAE, _scaled, find_architecture
-from sage_grpo.plan.changes import changes, way_to_fit
+from sage_grpo.plan.changes import _edits, changes, way_to_fit
 from sage_grpo.plan.costs import Phase, forecast
 from sage_grpo.plan.counting import count_blocks, count_decoder
 from sage_grpo.plan.formulas import GIB, HUNYUAN15, RunShape, decoding_memory, memory, sampling_memory, trainable
@@ -147,6 +147,10 @@ def test_gpu_hours_are_of_all_gpus_and_of_all_that_a_run_does() -> None:
     assert said.evaluation_seconds > 0
     seconds = 40 * said.iteration_seconds + 5 * said.evaluation_seconds  # before, after, and every ten
     assert said.gpu_hours == pytest.approx(gpus * seconds / 3600, rel=1e-12)
+    in_twos = replace(config, batch=replace(config.batch, micro_batch=2))
+    evaluations = [replace(in_twos, evaluate=replace(config.evaluate, per_prompt=clips)) for clips in (7, 8)]
+    one_less, even = (replace(said, config=one, held_out=1).evaluation_seconds for one in evaluations)
+    assert one_less == even, "a GPU with fewer clips waits for the others"
     assert show.costs(said)["gpu_hours"] == said.gpu_hours
     (line, *_) = show.verdict(said)
     assert f"on {gpus} GPU(s) = {said.gpu_hours:,.1f} GPU-hours" in line
@@ -177,11 +181,14 @@ def test_what_fits_is_only_made_faster() -> None:
     assert now.fits
     assert way_to_fit(now) == []
     assert all(one.after.fits and one.after.iteration_seconds < now.iteration_seconds for one in changes(now))
-    plain = forecast(replace(now.config, model=replace(now.config.model, compile=False)), H200)
+
+
+def test_compiling_is_tried_where_a_run_does_not_and_may() -> None:
+    now = forecast(recipe("wan/branch"), H200)
     assert now.job.compiled  # so many passes are worth it
-    assert "--model.compile true" in [one.option for one in changes(plain)]
-    fixed = forecast(replace(plain.config, model=replace(plain.config.model, deterministic=True)), H200)
-    assert "--model.compile true" not in [one.option for one in changes(fixed)]  # it is refused
+    for fields, tried in (({}, False), ({"compile": False}, True), ({"compile": False, "deterministic": True}, False)):
+        one = replace(now, config=replace(now.config, model=replace(now.config.model, **fields)))
+        assert ({"model.compile": True} in _edits(one.config, one)) == tried
 
 
 @pytest.mark.parametrize("kind", ["wan_t2v", *(pytest.param(one, marks=pytest.mark.slow) for one in ("flux", "sd3"))])

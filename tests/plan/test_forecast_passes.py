@@ -215,6 +215,10 @@ def test_states_that_are_kept_are_those_of_all_parts(name: str, ranks: int, chec
         said = forecast(config, find("cpu"), gpus=ranks)
         for rank in range(ranks):
             states, rows = said._stored(said.plan, rank)
+            replays = said.plan.replayable(rank, 0)
+            kept = {(one.step, one.members): one.rows for one in replays}
+            kept |= {(one.step + 1, one.members): len(one.members) for one in replays}
+            assert states == 4 * (sum(kept.values()) + sum(one.rows for one in replays)), "states and old velocities"
             clips = sum(len(batch.members) for batch in said.plan.batches(rank))
             anchors = 4 * max(rows) * config.trust_region.uses_anchor
             element = math.prod(said.architecture.model.latent_shape())

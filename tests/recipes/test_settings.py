@@ -88,6 +88,9 @@ def test_facts_of_the_recipes_checkpoint_that_stayed_with_another_are_told() -> 
     (told,) = remarks(other, start)
     assert "model.guidance_scale_2 3 are still" in told
     assert "guidance_scale 4" not in told
+    assert "model.guidance_scale 4, model.guidance_scale_2 3 are still" in next(
+        remarks(replace(start, model=replace(start.model, path="another")), start)
+    )
     free = recipe("wan22/nft")  # no guidance is the method's choice
     assert list(remarks(replace(free, model=replace(free.model, path="another")), free)) == []
 

@@ -143,10 +143,17 @@ def test_clips_follow_the_rhythm_of_the_format_and_are_cut_from_their_middle() -
     four = replace(FORMAT, frames=4)
     assert [frames_at(fps, four) for fps in (8.0, 12.0, 24.0)] == [[0, 1, 2, 3], [0, 2, 3, 5], [0, 3, 6, 9]]
     wide = torch.zeros(2, 16, 64, 3, dtype=torch.uint8)
-    wide[:, :, 24:40] = 255  # the middle square is white
-    assert int(fitted(wide, 8.0, FORMAT)[:, :, 1:-1].min()) > 240
-    assert int(fitted(wide.transpose(1, 2), 8.0, FORMAT)[:, 1:-1].min()) > 240
+    wide[:, :, 28:36] = 255  # half of the middle square is white
+    for cut in (fitted(wide, 8.0, FORMAT), fitted(wide.transpose(1, 2), 8.0, FORMAT).transpose(1, 2)):
+        assert cut.shape == (2, 8, 8, 3)
+        assert int(cut[:, :, 3:5].min()) > 240
+        assert max(int(cut[:, :, :1].max()), int(cut[:, :, 7:].max())) < 15
+    noise = clip(120, height=16, width=16)
+    both = torch.cat([fitted(noise, 8.0, FORMAT), fitted(255 - noise, 8.0, FORMAT)])
+    assert float(both.float().mean()) == pytest.approx(127.5, abs=0.1), "neither darker nor brighter"
     own = clip(120, frames=2)
     assert torch.equal(fitted(own, 8.0, FORMAT), own)
     with pytest.raises(ValueError, match="too short"):
         fitted(own[:1], 8.0, FORMAT)
+    with pytest.raises(ValueError, match="uint8 F x H x W x 3"):
+        fitted(own.float(), 8.0, FORMAT)

@@ -55,7 +55,7 @@ class EvaluateSpec(Choice):
     """Clips that are sampled, or read from files, together."""
 
     @classmethod
-    def of_run(cls, run: str, *, trust: bool = False, rewards: bool = True) -> Self:
+    def of_run(cls, run: str, *, trust: bool, rewards: bool = True) -> Self:
         """Repeat a run's own evaluation of its final weights; `trust` and `rewards` as in `read_config`."""
         config = read_config(Path(run), trust=trust, rewards=rewards)
         return cls(

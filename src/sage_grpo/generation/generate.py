@@ -78,7 +78,7 @@ class GenerateSpec(Choice):
             )
 
     @classmethod
-    def of_run(cls, run: str, *, trust: bool = False) -> Self:
+    def of_run(cls, run: str, *, trust: bool) -> Self:
         """The model of a run as it was trained; `trust` as in `read_config`."""
         return cls(run=run, model=read_config(Path(run), trust=trust, rewards=False).model)
 

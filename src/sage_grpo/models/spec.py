@@ -156,9 +156,7 @@ class ModelSpec:
                 f'model.revision "{self.revision}" is a version of a hub id, and model.path names none: give --model.path '
                 "owner/name as well, or leave the revision out."
             )
-        if self.sigmas and (
-            self.sigmas != sorted(set(self.sigmas), reverse=True) or not 0 < self.sigmas[-1] <= self.sigmas[0] <= 1
-        ):
+        if self.sigmas != sorted(set(self.sigmas), reverse=True):
             raise ModelError(
                 f"model.sigmas must fall strictly from at most 1 to above 0 (the last step ends at 0 by itself), got {self.sigmas}."
             )
