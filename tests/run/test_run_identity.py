@@ -217,7 +217,7 @@ def test_of_a_reward_only_where_and_how_fast_is_free() -> None:
 
 def test_other_code_is_refused(begun: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package = tmp_path / "package"
-    for name in ("__init__.py", "objectives/advantage.py", "cli/train.py"):
+    for name in ("__init__.py", "version.py", "objectives/advantage.py", "cli/train.py"):
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text("")
     monkeypatch.setattr(identity, "ROOT", package)
