@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import threading
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,7 +135,7 @@ def test_a_program_hears_of_checkpoints_and_of_the_sentinel(trainer: Any, tmp_pa
 def test_every_row_is_shown_and_failed_rewards_are_named(trainer: Any, tmp_path: Path, monkeypatch) -> None:
     terminal: Any = Said()
     terminal.iteration = terminal.evaluation = lambda *row: terminal.lines.append(row)
-    trainer.scores.report = "2 of 8 clips failed"
+    trainer.scores.report = "2 of 8 clips of 猫 failed"
     monkeypatch.setattr("sage_grpo.callbacks.journal.time", SimpleNamespace(time=lambda: 1234.56789))
     writer, result = MetricsWriter(trainer, Metrics(), terminal), SimpleNamespace(metrics={"eval/b": 2.0}, report="")
     writer.after({"a": 1.0})
@@ -142,6 +143,7 @@ def test_every_row_is_shown_and_failed_rewards_are_named(trainer: Any, tmp_path:
     assert terminal.lines == [(4, {"a": 1.0}), (trainer.scores.report, "yellow"), (4, {"eval/b": 2.0})]
     event = {"time": 1234.568, "kind": "failed", "iteration": 4, "text": trainer.scores.report}
     assert read_events(tmp_path) == [event]
+    assert trainer.scores.report in (tmp_path / "events.jsonl").read_text(encoding="utf-8"), "people read it"
 
 
 def test_clips_are_saved_with_their_scores_and_their_sound(trainer: Any, tmp_path: Path) -> None:
@@ -186,6 +188,7 @@ def test_a_line_of_a_terminal_loses_the_least_important_first() -> None:
     line = iteration_line(99999, 100000, {**ROW, **crew, "kl/total": 1.0}, 1.0)
     assert len(line) <= 80
     assert "1000 workers  waited 1.0 s  30.0 s" in line
+    assert "  2 old  " in iteration_line(1, 9, {**ROW, "crew/staleness": 2.0}, 1.0)
 
 
 def test_held_out_scores_are_as_few_lines_as_fit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -287,11 +290,16 @@ def test_output_is_flushed_at_the_end_of_a_run_and_the_streams_are_as_they_were(
     stream = io.TextIOWrapper(raw, encoding="utf-8")
     monkeypatch.setattr(sys, "stdout", stream)
     with outliving_output():
-        assert isinstance(sys.stdout, Outlet)
+        outlet = sys.stdout
+        assert isinstance(outlet, Outlet)
         print("said")
         assert raw.getvalue() == b""
     assert raw.getvalue() == b"said\n"
     assert sys.stdout is stream
+    stream.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        outlet.write("a logger's last words")
 
 
 STRANGERS = ("favourite.mp4", "rollout-notes.txt", "heldout-000001-00.mp4.bak", "rollout-12-00.mp4")
@@ -327,6 +335,9 @@ def test_a_budget_holds_while_clips_are_saved(tmp_path: Path) -> None:
 def test_a_clock_tells_its_listener_and_adds_up_phases(monkeypatch: pytest.MonkeyPatch) -> None:
     now, told = [0.0], []
     monkeypatch.setattr("sage_grpo.utils.clock.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    cuda = {"is_available": lambda: True, "max_memory_allocated": lambda: 3 << 29}
+    for name in ("reset_peak_memory_stats", "synchronize", *cuda):
+        monkeypatch.setattr(torch.cuda, name, cuda.get(name, lambda: None))
     clock = Clock(lambda *seen: told.append(seen))
     for seconds in (2.0, 3.0):
         with clock("rollout"):
@@ -334,7 +345,6 @@ def test_a_clock_tells_its_listener_and_adds_up_phases(monkeypatch: pytest.Monke
             tick()
             tick()
             now[0] += seconds
-    clock._memory["rollout"] = 1.5  # a GPU says it
     assert told == [("rollout", 0, 1), ("rollout", 1, 2), ("rollout", 2, 2)] * 2
     assert clock.report() == {"time/rollout": 5.0, "time/total": 5.0, "time/peak_gib_rollout": 1.5}
     assert clock.report() == {"time/total": 0}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from rich.console import Console
 
 from sage_grpo.cli import compare, doctor, plan, rewards, starting, train
 from sage_grpo.cli.compare import Options
@@ -71,7 +72,7 @@ def test_a_plan_that_does_not_fit_is_1_and_is_of_the_machine_that_was_named(call
     calls("sage_grpo.plan.changes.changes", "changes")
     calls("sage_grpo.plan.changes.way_to_fit", "way")
     documents = calls("sage_grpo.plan.show.document", {})
-    calls("sage_grpo.plan.show.show")
+    shown = calls("sage_grpo.plan.show.show")
     config = starting.extended(plan.Options, recipe("shapes/sage"), json=True, gpu="h200", gpus=4)
     assert plan.run(config) == 0
     assert json.loads(capsys.readouterr().out) == {}
@@ -90,6 +91,7 @@ def test_a_plan_that_does_not_fit_is_1_and_is_of_the_machine_that_was_named(call
     assert asked[-1][0][1].is_cpu
     found.fits, found.phases = False, [1]
     assert plan.run(wan) == 1
+    assert [isinstance(one, Console) for one in shown[-1][0]] == [False, False, False, True, False]
     with pytest.raises(ConfigError, match=r"set --rollout\.on ray"):
         plan.run(replace(config, worker_gpu="h100"))
     for prompts, count in ((None, None), ("nowhere.txt", None), ("starter_eval", 40)):

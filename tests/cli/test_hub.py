@@ -83,7 +83,8 @@ def test_download_lists_sizes_fetches_and_checks(fake: FakeHub, tmp_path: Path, 
     for name in ("prompts.txt", "eval_prompts.txt", "ckpts/prompt_template.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("a cat\n")
-    assert main(["download", "wan/sage"]) == 0
+    assert main(["download", "wan/sage", "--model.revision", "v2"]) == 0
+    assert (WAN, "v2") in fake.fetched
     assert capsys.readouterr().out.count("here, every file in full") == 3
     assert (tmp_path / "ckpts/VideoReward/checkpoint-1/model.pth").stat().st_size == 500
     assert [file.name for file in (fake.place / WAN.replace("/", "--") / "transformer").iterdir()] == ["a.safetensors"]

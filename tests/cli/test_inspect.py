@@ -55,12 +55,13 @@ def test_a_bar_is_shown_unless_json_is_wanted(progress: bool, alone: bool, shown
     prober = SimpleNamespace(failures=["a fault", "a fault"])
     monkeypatch.setattr("sage_grpo.tools.probe.probe.prepare", lambda *given: prober)
     monkeypatch.setattr(
-        "sage_grpo.tools.probe.probe.probe", lambda prober, say, counting: bars.append(counting) or finding()
+        "sage_grpo.tools.probe.probe.probe",
+        lambda prober, say, counting: say("word " * 40) or bars.append(counting) or finding(),
     )
     monkeypatch.setattr(probe, "_write", lambda *given: None)
     assert probe.run(probe.Options(log=LogConfig(progress=progress), probe=ProbeSpec(json=alone))) == 0
     assert [bar.keywords["shown"] for bar in bars] == [shown]
-    assert capsys.readouterr().err == "a fault\n"
+    assert capsys.readouterr() == ("" if alone else "word " * 40 + "\n", "a fault\n"), "no line is wrapped"
 
 
 def inspected(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:

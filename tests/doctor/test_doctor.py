@@ -64,13 +64,17 @@ def test_healthy_shapes() -> None:
     assert len(sample.trainer.prompt_encoder.encoded) <= spec.prompts + 1  # not those of the whole run
 
 
-def test_command_fails_before_it_loads_anything(tmp_path, capsys) -> None:
+def test_command_fails_before_it_loads_anything(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(examine, "over_ranks", lambda *_: [Check("versions", "warn", "rank 1: 3")])
     file = tmp_path / "mine.yaml"
     file.write_text(f"recipe: shapes/sage\ndata:\n  prompts: {tmp_path}/nothing.txt\n")
     assert main(["doctor", str(file)]) == 1
     text = "".join(capsys.readouterr().out.split())
     assert "nothing.txt" in text
-    assert text.endswith("pass,1fail") or text.endswith("pass,1skip,1fail")  # versions of an installed package pass
+    assert "rank1:3" in text
+    assert text.endswith("pass,1warn,1fail") or text.endswith(
+        "pass,1warn,1skip,1fail"
+    )  # versions of an installed package pass
     assert main(["doctor", str(file), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["status"] == "fail"
 

@@ -169,6 +169,10 @@ def test_a_lora_is_exported_without_the_weights_of_its_base(kind, expert, checkp
     assert loras_of(exported(fields)) == loras_of(tmp_path / "loaded")
 
 
+def test_a_merged_export_is_a_whole_model(exported, checkpoint) -> None:
+    assert weights_of(exported({"lora": LORA}, merged=True)).keys() == weights_of(checkpoint("wan_t2v")).keys()
+
+
 @pytest.mark.parametrize(("scale", "kept"), [(1e-6, False), (2e-3, False), (1.0, True)])
 def test_a_merge_says_how_much_of_the_update_is_in_it(scale, kept, fresh_model, tmp_path, recwarn) -> None:
     ours = fresh_model("wan_t2v", dtype="bfloat16", lora=LORA)

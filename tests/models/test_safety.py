@@ -156,6 +156,15 @@ def test_a_configuration_fetches_no_code(encoder, entry) -> None:
         load(encoder.parent).encode(["a cat"])
 
 
+def test_a_configurations_own_class_is_not_imported(encoder, tmp_path) -> None:
+    from transformers import AutoConfig, UMT5Config
+
+    (encoder / "evil.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w').close()\nclass Config: pass\n")
+    change(encoder / "config.json", auto_map={"AutoConfig": "evil.Config"})
+    assert type(load_config(AutoConfig, encoder)) is UMT5Config
+    assert not (tmp_path / "mark").exists()
+
+
 def test_the_attention_of_encoders_is_ours(encoder) -> None:
     from transformers import UMT5EncoderModel
 

@@ -96,12 +96,13 @@ def test_scores_of_files_as_json_without_what_means_nothing_for_files(folder, tm
     assert "clips are scored one by one. Leave it out here." in capsys.readouterr().err
 
 
-def test_no_video_that_can_be_scored_is_an_error_after_the_table_is_written(tmp_path):
+def test_no_video_that_can_be_scored_is_an_error_after_the_table_is_written(tmp_path, capsys):
     for name in ("a.mp4", "b.mp4"):
         (tmp_path / name).write_bytes(b"no video at all")
     rewards = '[{"name": "video_stats", "weights": {"motion": 1.0}}]'
     assert evaluate(tmp_path, "one\ntwo\n", rewards, "--out", str(tmp_path / "out")) == 2
     assert (tmp_path / "out" / "scores.csv").read_text().count(",cannot be read: ") == 2
+    assert capsys.readouterr().out.split()[:2] == ["2", "videos"], "the title of the table"
 
 
 def test_texts_of_others_are_no_formulas_in_the_table(tmp_path):

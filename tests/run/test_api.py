@@ -15,6 +15,7 @@ import sage_grpo
 import trainer_toys
 from sage_grpo import StopRequest, evaluate, generate, own_reward
 from sage_grpo.callbacks.journal import read_events, read_rows
+from sage_grpo.callbacks.terminal import Terminal
 from sage_grpo.cli.train import run as command
 from sage_grpo.config.parsing import ConfigError
 from sage_grpo.distributed.world import World
@@ -191,9 +192,10 @@ def test_a_sink_of_ones_own_gets_every_row(make_config, monkeypatch: pytest.Monk
 
 def test_training_ends_with_its_report_and_clips_side_by_side(make_config, capsys, monkeypatch) -> None:
     config = make_config(iterations=1, evaluate=EvalConfig(every=1, prompts=2, steps=2, show=1))
-    out, phases = Path(config.out), []
+    out, phases, seen = Path(config.out), [], []
     monkeypatch.setattr("sage_grpo.run.session.opening", lambda config, ranks: ["a forecast", f"of {ranks}"])
     monkeypatch.setattr(World, "note", lambda self, where: phases.append(where))
+    monkeypatch.setattr(Terminal, "listen", lambda self, phase, *counts: seen.append("{} {}/{}".format(phase, *counts)))
     assert command(config) == 0
     said = capsys.readouterr().out
     assert said.startswith("a forecast\nof 1\n")
@@ -201,6 +203,7 @@ def test_training_ends_with_its_report_and_clips_side_by_side(make_config, capsy
     assert " x 1 branches" not in said, "which every run without branches has"
     assert {phase.split()[0] for phase in phases} >= {"evaluate", "rollout", "decode", "update"}
     assert all(re.fullmatch(r"\w+ \d+/\d+", phase) for phase in phases)
+    assert seen == phases
     assert [line.split(":")[0] for line in (out / "config.yaml").read_text().splitlines() if line[0] not in " -"] == [
         one.name for one in fields(config)
     ]

@@ -43,6 +43,8 @@ def test_a_changed_meaning_is_refused_unless_asked_for(begun: TrainConfig, tmp_p
     for allowed in ([], ["model.lora", "code"]):
         with pytest.raises(ConfigError, match=said):
             train(replace(changed, allow_changes=allowed))
+    with pytest.raises(ConfigError, match=r"allow_changes: there is no 'bach'.*Did you mean 'batch"):
+        train(replace(changed, allow_changes=["bach"]))
     assert files() == before
     train(replace(changed, allow_changes=["batch"]))
     train(replace(changed, iterations=3))  # the change is now the run's own
@@ -215,7 +217,7 @@ def test_of_a_reward_only_where_and_how_fast_is_free() -> None:
 
 def test_other_code_is_refused(begun: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package = tmp_path / "package"
-    for name in ("__init__.py", "objectives/advantage.py", "cli/train.py"):
+    for name in ("__init__.py", "version.py", "objectives/advantage.py", "cli/train.py"):
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text("")
     monkeypatch.setattr(identity, "ROOT", package)
@@ -227,7 +229,10 @@ def test_other_code_is_refused(begun: TrainConfig, monkeypatch: pytest.MonkeyPat
         assert identity.of_code() != first, part
         file.unlink()
     (package / "cli" / "train.py").write_text("# what people see\n")
-    assert identity.of_code() == first
+    listed = Path.rglob
+    for turned in (False, True):  # a file system may list files in any order
+        monkeypatch.setattr(Path, "rglob", lambda *words, t=turned: sorted(listed(*words), reverse=t))
+        assert identity.of_code() == first
     (package / "objectives" / "advantage.py").write_text("# what a run computes\n")
     assert identity.of_code() != first
     with pytest.raises(ConfigError, match=r"\n  code: the package's code\n"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -21,6 +22,7 @@ from sage_grpo.models.spec import LoraSpec
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run import session
+from sage_grpo.run.identity import FoundRun
 from sage_grpo.run.preflight import check_code, check_files, check_model, check_plan, needs, preflight, prompt_remarks
 from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import LogConfig, TrainConfig
@@ -83,6 +85,18 @@ def test_a_run_is_finished_only_with_its_weights(trainer: Any, tmp_path: Path) -
     with pytest.raises(SaveFailed, match=r"final: FileExistsError: .*Checkpoint 4 has them"):
         session._finish(trainer, said)
     assert not (tmp_path / ".finished").exists()
+
+
+def test_a_run_begins_with_its_noise_levels_and_says_which_clips_it_learns(trainer: Any, tmp_path: Path) -> None:
+    said, cards = Said(), []
+    examples = SimpleNamespace(summary="2 of 3 clips", write_card=lambda *words: cards.append(words))
+    groups = [SimpleNamespace(noise=lambda offset=offset: {"offset": offset}) for offset in (3, 4)]
+    trainer.inputs, trainer.model = SimpleNamespace(examples=examples), SimpleNamespace(video="format")
+    trainer.state.stream = SimpleNamespace(peek=lambda count: [])
+    trainer.planner = SimpleNamespace(plan=lambda iteration, prompts: SimpleNamespace(groups=groups))
+    session._open_metrics(trainer, FoundRun("", {}, [], [], None), said, None).close()  # type: ignore[arg-type]
+    assert (said.lines, cards) == ([("2 of 3 clips", None)], [(tmp_path, "format")])
+    assert json.loads((tmp_path / "schedule.json").read_text()) == {"offset": 3}
 
 
 ROW = {

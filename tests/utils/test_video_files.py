@@ -50,8 +50,9 @@ def test_contact_sheet_shows_evenly_spaced_frames(tmp_path) -> None:
     assert sheet.shape == (8 + 3 + 8, 3 * 8 + 2 * 3, 3)
     assert sheet[0, ::11, 0].tolist() == [0, 80, 160]
     assert bool((sheet[:, 8:11] == 255).all())  # frames stand apart
-    captioned = contact_sheet(tmp_path / "sheet.png", [clip], ["a cat"], columns=3, cell=8)
-    assert Image.open(captioned).height == 8 + 24
+    captioned = read_image(contact_sheet(tmp_path / "sheet.png", [clip], ["gypsy"], columns=3, cell=8))
+    assert captioned.shape[0] == 8 + 24
+    assert bool((captioned[22:24] == 255).all()), "letters are whole, with their tails"
     long = contact_sheet(tmp_path / "sheet.png", [clip, clip], ["a cat that runs"] * 2, columns=3, cell=8)
     assert bool((read_image(long)[:24, -3:] == 255).all())  # cut within the width
 
@@ -76,6 +77,7 @@ def test_captions_in_any_script_are_written_or_said_to_be_missing(tmp_path, monk
     with pytest.warns(UserWarning, match=r"no font of this machine has \(U\+732B"):
         sheet = contact_sheet(tmp_path / "a.png", [smooth_clip()], ["a cat 猫 here"], cell=64)
     assert bool((read_image(sheet)[:24] < 100).any())
+    assert read_image(sheet).shape == (24 + 64, 6 * 96 + 5 * 3, 3)  # twice as large
 
 
 def test_the_same_clip_gives_the_same_file(tmp_path) -> None:
@@ -106,8 +108,11 @@ def test_a_small_file_that_fills_the_memory_is_refused(tmp_path, monkeypatch) ->
     frames, heard = read_video(file)[0], read_sound(file)
     for largest, read in ((clip.numel() - 1, read_video), (2 * 4 * 16000 - 1, read_sound)):
         monkeypatch.setattr(video, "LARGEST", largest)
-        with pytest.raises(ValueError, match=r"clip.mp4 takes more than .* GB of memory .* cut it or scale it down"):
-            read(file)
+        said = r"clip.mp4 takes more than .* GB of memory .* cut it or scale it down"
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "from_numpy", None)  # refused before a frame is decoded
+            with pytest.raises(ValueError, match=said):
+                read(file)
     monkeypatch.setattr(video, "LARGEST", clip.numel())
     assert torch.equal(read_video(file)[0], frames)
     monkeypatch.setattr(video, "LARGEST", heard.waves.nbytes)
@@ -144,6 +149,10 @@ def test_headers_say_how_long_and_how_large_a_clip_is_and_whether_it_is_heard(tm
     mono = read_sound(write_mp4(tmp_path / "c.mp4", smooth_clip(), 8, sound=Sound(torch.zeros(1, 16000), 16000)))
     assert mono is not None
     assert len(mono.waves) == 1
+    loud = Sound(torch.tensor([[3.0], [-3.0]]).expand(2, 16000), 16000)
+    with av.open(str(write_mp4(tmp_path / "d.mp4", smooth_clip(), 8, sound=loud))) as container:
+        waves = torch.cat([torch.from_numpy(frame.to_ndarray()) for frame in container.decode(audio=0)], dim=1)
+    assert waves[:, 4000:12000].mean(1).tolist() == pytest.approx([1, -1], abs=0.1)
     for file, kinds in ((heard, "yuv444p"), (silent, "yuv420p")):
         with av.open(str(file)) as container:
             assert container.streams.video[0].codec_context.pix_fmt == kinds

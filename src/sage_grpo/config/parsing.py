@@ -96,9 +96,8 @@ def new_parser(options: type, prog: str, recipes: bool, defaults: dict[str, Any]
     """A parser of the options with these defaults, made once."""
     key = (options, prog, recipes, repr(defaults))
     if key not in _PARSERS:
-        from jsonargparse import ArgumentParser, set_parsing_settings
+        from jsonargparse import ArgumentParser
 
-        set_parsing_settings(docstring_parse_attribute_docstrings=False)  # help.py writes the help
         parser = ArgumentParser(prog=prog, add_help=False, exit_on_error=False, default_env=False, allow_abbrev=False)
         parser.add_argument("--config", action="config")
         if recipes:
