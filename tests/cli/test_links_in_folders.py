@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from filelock import FileLock
 
 from report_zoo import fake_run
 from sage_grpo.callbacks.terminal import Terminal
@@ -134,13 +135,18 @@ def test_a_lock_that_is_a_link_empties_nothing(tmp_path: Path, private: Path) ->
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_a_run_does_not_start_where_it_would_write_elsewhere(tmp_path: Path, private: Path, name: str) -> None:
+def test_a_run_does_not_start_where_it_would_write_elsewhere(
+    tmp_path: Path, private: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = FileLock(tmp_path / "out" / ".lock", timeout=0, thread_local=False)
+    monkeypatch.setattr("sage_grpo.run.lock.FileLock", lambda file, **named: lock)
     out = tmp_path / "out"
     out.mkdir()
     (out / name).symlink_to(private if "." in name else private.parent)
     with pytest.raises(LeadsOut, match=name), owned(out, World()):
         pass
-    assert not (out / ".lock").exists()  # the folder is free again
+    assert not (out / ".lock").exists()
+    assert not lock.is_locked, "the folder is free again"
     (out / name).unlink()
     with owned(out, World()):
         assert (out / ".lock").exists()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
+
+from sage_grpo.tools.compare.worker import end_with_parent
 
 
 def serve(connection: Connection, log: Path, environment: Mapping[str, str], *more: object) -> None:
@@ -26,3 +29,10 @@ def serve(connection: Connection, log: Path, environment: Mapping[str, str], *mo
             connection.send({"row": row | {"status": "failed", "error": "it broke"}})
             sys.exit(1)
         connection.send({"row": row})
+
+
+def outlive() -> None:
+    """Busy when its parent ends, as a worker in a run is."""
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    time.sleep(10)
+    print("outlived", flush=True)

@@ -78,6 +78,7 @@ def test_without_matplotlib_there_is_all_but_the_figures(tmp_path: Path, monkeyp
 
 def test_arms_share_a_row_of_bases_only_where_it_is_true_for_all() -> None:
     """0.0500 and 0.0504 are printed with four digits: two rows, though they agree in three."""
-    both = [row("a", 1, {0: 0.5, 2: 1.5}), row("b", 1, {0: 0.504, 2: 1.5})]
+    both = [row(arm, 1, {0: 0.5, 2: 1.5}) for arm in "ab"]
+    both[1]["evaluations"]["0"]["drift"] = 0.0504
     lines = [line for line in report.tables(summarize(SUITE, both)).splitlines() if "| base" in line]
     assert ["0.0500" in lines[0], "0.0504" in lines[-1], len(lines)] == [True, True, 2]

@@ -97,11 +97,11 @@ def test_a_worker_answers_every_run_and_ends_after_a_fault(tmp_path: Path, monke
 
 def test_a_worker_ends_with_its_parent() -> None:
     code = (
-        "import multiprocessing, time; from sage_grpo.tools.compare.worker import end_with_parent\n"
-        "process = multiprocessing.get_context('spawn').Process(target=end_with_parent)\n"
+        "import multiprocessing, time, fake_worker\n"
+        "process = multiprocessing.get_context('spawn').Process(target=fake_worker.outlive)\n"
         "process.start(); print('up', flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parent) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == b"up\n"
         parent.kill()

@@ -191,9 +191,9 @@ def test_kinds_of_parts_count_as_all_parts_do(name: str, ranks: int, make_config
     wasted = said.counts[0].padding + sum(row["idle"].clips for row in said.passes)
     assert f" take {wasted} padding passes" in _idle(said) or not wasted
     # An expert takes over, and guidance ends, on the way: noise levels are not all alike.
-    guiding = Guiding(lambda sigma: 2 if sigma > 0.6 else 1, together=1)
+    guiding = Guiding(lambda sigma: 2 if sigma > 0.8 else 1, together=1)
     for whole in said.plans:
-        plan = replace(whole, network=lambda sigma: int(sigma <= 0.3))
+        plan = replace(whole, network=lambda sigma: int(sigma <= 0.75))
         reference = [1, 2, 0][: plan.updates]
         found = count(plan, kinds(plan, guiding.branches), guiding, reference=reference)
         assert found.phases == [plainly(plan, rank, guiding, reference) for rank in range(ranks)]

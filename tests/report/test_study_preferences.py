@@ -11,7 +11,7 @@ from sage_grpo.cli.main import main
 from sage_grpo.data.examples import load_examples
 from sage_grpo.tools.study.making import CLIPS, StudyPlan, make, open_study
 from sage_grpo.tools.study.pairs import Shown, Task
-from sage_grpo.tools.study.results import preferences
+from sage_grpo.tools.study.results import preferences, results
 from sage_grpo.tools.study.store import StudyError
 
 PAIR = Task(0, Shown(0), Shown(1))
@@ -62,13 +62,14 @@ def test_sides_do_not_matter_and_one_question_may_decide(store) -> None:
 
 def test_checks_and_flagged_raters_do_not_teach(store) -> None:
     voted(store, Task(0, Shown(0), Shown(0)), {"quality": "left", "motion": "left"})
-    assert preferences(store).votes == 0
+    assert preferences(store).votes == results(store)["votes"] == 0
     rater, _ = store.add_rater([Task(1, Shown(0), Shown(0)), Task(1, Shown(0), Shown(1))])
     for _ in range(2):
         asked = store.ask(rater)[0]
         store.vote(rater, asked.name, asked.name, {"quality": "left", "motion": "left"})
     assert len(preferences(store).rows) == 1
     assert preferences(store, exclude_flagged=True).rows == []
+    assert [results(store, exclude_flagged=one)["votes"] for one in (False, True)] == [1, 0]
 
 
 def test_the_command_writes_a_list_that_a_run_reads(tmp_path, monkeypatch, capsys) -> None:

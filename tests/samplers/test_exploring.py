@@ -9,7 +9,7 @@ from typing import Any
 import diffusers
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kernel_cases import law, some
@@ -84,8 +84,12 @@ def test_no_step_is_out_of_proportion_without_a_warning(case: tuple[str, Kernel,
     assert told or not wild
 
 
+COARSE, EXACT = grid_of("Wan", 6, 3.0), SageExact(0.9)
+
+
 @some
 @given(samplers())
+@example(("sage_exact", EXACT, explore(COARSE, [True] * 6, EXACT, None)))  # loses a tenth
 def test_a_kernel_that_keeps_the_mixture_ends_where_the_ode_does_or_says_so(case: tuple[str, Kernel, Schedule]) -> None:
     """And whatever the kernel, the noise that its last exploring step holds stays below the limit."""
     _, kernel, schedule = case
