@@ -50,8 +50,8 @@ def test_contact_sheet_shows_evenly_spaced_frames(tmp_path) -> None:
     assert sheet.shape == (8 + 3 + 8, 3 * 8 + 2 * 3, 3)
     assert sheet[0, ::11, 0].tolist() == [0, 80, 160]
     assert bool((sheet[:, 8:11] == 255).all())  # frames stand apart
-    captioned = read_image(contact_sheet(tmp_path / "sheet.png", [clip], ["gypsy"], columns=3, cell=8))
-    assert captioned.shape[0] == 8 + 24
+    captioned = read_image(contact_sheet(tmp_path / "sheet.png", [clip], ["gypsy"], columns=3, cell=80))
+    assert captioned.shape[0] == 80 + 24
     assert bool((captioned[22:24] == 255).all()), "letters are whole, with their tails"
     long = contact_sheet(tmp_path / "sheet.png", [clip, clip], ["a cat that runs"] * 2, columns=3, cell=8)
     assert bool((read_image(long)[:24, -3:] == 255).all())  # cut within the width
