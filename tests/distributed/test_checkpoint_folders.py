@@ -138,7 +138,7 @@ def test_a_save_that_fails_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
         raise error
 
     monkeypatch.setattr(checkpoint, "_write", full)
-    said = r"Checkpoint 3 could not be written to .*: OSError: .*No space left"
+    said = r"Checkpoint 3 could not be written to [^:]*: OSError: .*No space left"
     with pytest.raises(SaveFailed, match=said):
         saved(tmp_path, 3)
     assert list(tmp_path.iterdir()) == []

@@ -42,13 +42,14 @@ def test_a_process_that_was_stopped_itself_blames_nobody(monkeypatch) -> None:
     assert told == []
     beat._check(1001.0 + SILENT, paused=False)
     assert len(told) == 1
-    rounds = []
-    beat._look, beat._check = lambda: None, lambda now, paused: rounds.append(paused)
+    rounds, looked = [], []
+    beat._look, beat._check = lambda: looked.append(1), lambda now, paused: rounds.append(paused)
     times = iter([0.0, 1.0, 2.0 + SILENT / 2, 3.0 + SILENT / 2])
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: next(times))
     monkeypatch.setattr(beat._stop, "wait", lambda seconds: len(rounds) == 3 and beat._stop.set())
     beat._beat()
-    assert rounds == [False, True, False]
+    assert (rounds, looked) == ([False, True, False], [1, 1, 1])
+    assert beat._store.get("0") == b"3 starting", "every sign is a new one"
 
 
 def test_signs_are_read_once_all_are_there_and_only_new_ones_count() -> None:

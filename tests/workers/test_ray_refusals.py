@@ -59,6 +59,7 @@ def test_what_only_the_start_knows(config, monkeypatch) -> None:
     there = replace(config, rollout=replace(config.rollout, ray=RaySpec(address="127.0.0.1:1", workers=1)))
     with pytest.raises(WorkerError, match=r"2 training processes with rollout.ray.workers 1"):
         preflight(there, ranks=2)
+    ray_pool.check(replace(there, rollout=replace(there.rollout, ray=replace(there.rollout.ray, workers=2))), 2)
     with pytest.raises(WorkerError, match=r"2 training processes parallel.sp 2"):
         preflight(replace(there, parallel=replace(there.parallel, sp=2)), ranks=2)
     with pytest.raises(WorkerError, match="cannot have the reward mine that this program made"):
