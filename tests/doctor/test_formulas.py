@@ -11,10 +11,12 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from diffusers.configuration_utils import FrozenDict
 from torch import Tensor, nn
 
 from sage_grpo.distributed.world import World
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.recipes import recipe
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.schedule import Schedule
@@ -319,3 +321,22 @@ def test_ranks_that_found_something_worse_are_told_by_number(monkeypatch) -> Non
     told = examine.over_ranks(found[0], World())
     worse = [("z", "warn", "rank 1: 3"), ("x", "warn", "rank 2: 3")]
     assert [(one.name, one.status, one.value) for one in told] == worse
+
+
+def test_the_plan_that_is_checked_is_the_first_iterations() -> None:
+    config = recipe("shapes/mix_grpo")
+    window = replace(config.rollout.window, every=1)
+    found = machine.plan(replace(config, rollout=replace(config.rollout, window=window)))
+    assert "[0] trained" in found.value
+
+
+def test_a_stock_decode_scales_latents_as_the_vae_says() -> None:
+    """Without means by its factor alone; the clip is the first of what the VAE returns."""
+    vae: Any = SimpleNamespace(parameters=lambda: iter([torch.zeros(1)]), dtype=torch.float32)
+    vae.decode = lambda z, return_dict: (z, None)
+    processor = SimpleNamespace(postprocess_video=lambda pixels, output_type: pixels.permute(0, 2, 1, 3, 4))
+    model: Any = SimpleNamespace(pipe=SimpleNamespace(vae=vae, video_processor=processor))
+    for config in ({"scaling_factor": 0.5}, {"latents_mean": [0.1] * 3, "latents_std": [1.0] * 3}):
+        vae.config = FrozenDict(config)
+        clips = checkpoint.stock_decode(model, torch.full((1, 3, 2, 4, 5), 0.1))
+        assert (clips.shape, set(clips.flatten().tolist())) == ((1, 2, 4, 5, 3), {51})

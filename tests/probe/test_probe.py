@@ -75,6 +75,11 @@ def seen(linear: Estimate = HALF, reward: Estimate = ZERO, drift: Estimate | Non
     return Effect(start=HALF, explored=HALF, linear=linear, std=fixed(1.0), reward=reward, drift=drift)
 
 
+def test_a_step_that_hardly_explores_is_not_advised() -> None:
+    still = replace(seen(fixed(0.9)), explored=fixed(estimate.LEAST / 2))
+    assert advise([(2, still), (3, seen())], [(1.0, seen())]).steps == [3]
+
+
 def test_a_failed_clip_costs_its_prompt_and_no_other() -> None:
     torch.manual_seed(3)
     rewards, still = torch.randn(5, 2, 8), torch.randn(5, 2)

@@ -36,9 +36,10 @@ from sage_grpo.training.loss import needs_velocity_old
 from sage_grpo.training.plan import Group, KlProbe, Plan, Replay
 from sage_grpo.training.reference import OldPolicy, PastWeights, ReferencePolicy, Snapshot
 from sage_grpo.training.rollout import NoiseKeys, Record
-from sage_grpo.training.scoring import Scores, advantages_of, check_groups, preferred
+from sage_grpo.training.scoring import ScoredClips, Scores, advantages_of, check_groups, preferred
 from sage_grpo.training.update import Updater
-from sage_grpo.types import VideoSpec
+from sage_grpo.types import Sound, VideoSpec
+from sage_grpo.workers.messages import _joined
 from trainer_helpers import plan_of
 
 # Decoding -----------------------------------------------------------------------------------------------------------
@@ -130,6 +131,14 @@ def test_sheets_are_joined_and_put_into_the_order_of_groups() -> None:
     assert len(one.gathered(ranks, 0.5).failures) == 2, "one reward's failures are those of all ranks"
     with pytest.raises(RewardFailure, match="1 of 4 clips"):
         both.gathered(World(), 0.2)
+
+
+def test_clips_of_one_worker_are_put_into_the_order_of_the_whole() -> None:
+    sound = Sound(torch.tensor([[[3.0]], [[4.0]]]), 7)
+    clips = ScoredClips(torch.zeros(0, 9, 4, 4, 3), preferred(1, 2), thumbnails=torch.tensor([1.0, 2.0]), sound=sound)
+    found = _joined([clips], [1, 0])
+    assert (found.videos.shape, found.thumbnails.tolist()) == ((0, 9, 4, 4, 3), [2.0, 1.0])
+    assert (found.sound.waves.flatten().tolist(), found.sound.rate) == ([4.0, 3.0], 7)
 
 
 def test_of_given_clips_the_first_of_a_row_is_the_better_one() -> None:

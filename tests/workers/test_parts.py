@@ -144,6 +144,22 @@ def test_a_run_without_workers_ends_after_its_patience_or_when_none_can_join(mon
     assert "clips: worker 1 could not start: no checkpoint" in pool.dispatcher._wait_for(pool.begin(1))
 
 
+def test_a_long_task_of_a_worker_that_is_there_costs_no_patience(monkeypatch) -> None:
+    pool, moment, rounds = Pool(patience=2.0), itertools.count(), itertools.count()
+    pending = pool.begin(1)
+    result = pending.jobs[0].result
+
+    def wait(waiting, seconds, when):
+        if next(rounds) < 6:
+            return set(), waiting
+        result.set_result(("a", "done"))
+        return {result}, set()
+
+    monkeypatch.setattr(dispatcher, "time", SimpleNamespace(monotonic=lambda: float(next(moment))))
+    monkeypatch.setattr(dispatcher, "wait", wait)
+    assert pool.dispatcher._wait_for(pending) == ""
+
+
 class Starting:
     """A worker that is lost, comes back, and then cannot start."""
 
