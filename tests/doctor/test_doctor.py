@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -72,9 +73,8 @@ def test_command_fails_before_it_loads_anything(tmp_path, capsys, monkeypatch) -
     text = "".join(capsys.readouterr().out.split())
     assert "nothing.txt" in text
     assert "rank1:3" in text
-    assert text.endswith("pass,1warn,1fail") or text.endswith(
-        "pass,1warn,1skip,1fail"
-    )  # versions of an installed package pass
+    # "versions" is skipped where the package itself is not installed
+    assert re.search(r"\dpass,(1skip,)?1warn,(1skip,)?1fail$", text)
     assert main(["doctor", str(file), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["status"] == "fail"
 
