@@ -201,6 +201,8 @@ def test_an_object_is_its_source_and_what_is_bound_to_it(tmp_path: Path, monkeyp
     partials = [functools.partial(score, 1), functools.partial(score, 2), functools.partial(score, level=2)]
     prints = [identity.of_object(one) for one in (score, other, Kind, Heir, Kind().three, *partials, print)]
     assert len(set(prints)) == len(prints)
+    typed = [eval(f"lambda videos: {text}") for text in ("1", "2", "videos", "len(videos)", "1")]
+    assert len({identity.of_object(one) for one in typed}) == 4, "without a file its instructions count"
     assert identity.of_object(Kind()) == identity.of_object(Kind)
     assert identity.of_object(Marked()) == "mine"
     assert identity.unsure(identity.Overrides(rewards={"object:a": score, "object:b": Marked()})) == [  # type: ignore[dict-item]

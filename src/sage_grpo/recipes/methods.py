@@ -25,7 +25,7 @@ HUNYUAN_480 = 16 * 14 * 60 * 60  # HunyuanVideo at 480 x 480, 53 frames (DanceGR
 WAN_240P = 16 * 9 * 30 * 52  # Wan 2.1 at 240 x 416, 33 frames (FlowGRPO)
 WAN_480P = 16 * 21 * 60 * 104  # Wan 2.1 at 480 x 832, 81 frames (Flash-GRPO)
 ONE_UPDATE = {"update.updates_per_rollout": 1, "update.step_fraction": 1.0}
-"""Where one step explores or whole clips are trained: the clip range and the KL need more updates to act."""
+"""One update of all trained steps, for methods that explore one step or train whole clips; the clip range and the KL need more to act."""
 
 
 def sage(config: TrainConfig) -> TrainConfig:

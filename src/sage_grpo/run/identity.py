@@ -201,8 +201,8 @@ def _source(module: str) -> Path | None:
 
 
 def of_object(thing: object) -> str:
-    """What the object's method `fingerprint()` returns, the same for equal objects in any process, or a digest of its
-    source, without globals, closures and attributes."""
+    """The object's own `fingerprint()`, the same for equal objects in any process, or a digest of its source, without globals, closures and
+    attributes."""
     if hasattr(thing, "fingerprint"):
         return str(thing.fingerprint())
     target = thing.function if isinstance(thing, FunctionReward) else thing
@@ -253,7 +253,9 @@ def _text(code: Any) -> str:
     try:
         return inspect.cleandoc(inspect.getsource(code))
     except (OSError, TypeError):  # typed into an interpreter, or not Python
-        return str(getattr(code, "__qualname__", code))
+        made = getattr(code, "__code__", None)
+        known = () if made is None else (made.co_code.hex(), stable(made.co_consts), made.co_names)
+        return f"{getattr(code, '__qualname__', code)} {known}"
 
 
 @dataclass(frozen=True)
