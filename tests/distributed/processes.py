@@ -7,12 +7,14 @@ import os
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
 
 import matrix_plugin
 import needs
+from sage_grpo.distributed import world as ranks
 from sage_grpo.distributed.spec import ParallelSpec
 from sage_grpo.distributed.world import World, start
 
@@ -38,20 +40,20 @@ Worker = Callable[..., Any]
 def run(
     worker: Worker, processes: int, *arguments: Any, spec: ParallelSpec | None = None, limit: float = 400
 ) -> list[Any]:
-    """Call `worker(world, *arguments)` on every rank; returns what they return. An exception on a rank comes back as itself
-    (a string of its traceback), a rank that died as None."""
+    """Call `worker(world, *arguments)` on every rank; returns what they return. An exception on a rank comes back as a string of
+    its traceback, a rank that died as one of its exit code."""
     spec = spec or ParallelSpec(timeout=60)
     port = needs.free_port()
     members = []
     for rank in range(processes):
-        here, there = _context.Pipe()
         environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        here, there = _context.Pipe()
         process = _context.Process(target=_main, args=(there, environment, spec, worker, arguments), daemon=True)
         process.start()
         there.close()
         members.append((process, here))
-    results = [_receive(pipe, limit) for _, pipe in members]
+    results = [_receive(process, pipe, limit) for process, pipe in members]
     for process, _ in members:
         process.join(timeout=20)
         alive, _ = process.is_alive(), process.kill()
@@ -59,15 +61,17 @@ def run(
     return results
 
 
-def _receive(pipe: Connection, limit: float) -> Any:
+def _receive(process: BaseProcess, pipe: Connection, limit: float) -> Any:
     try:
         return pipe.recv() if pipe.poll(limit) else "timeout of the test"
     except EOFError:
-        return None
+        process.join(timeout=20)
+        return f"died with exit code {process.exitcode}"
 
 
 def _main(pipe: Connection, environment: dict[str, str], spec: ParallelSpec, worker: Worker, arguments: tuple) -> None:
     os.environ.update(environment)
+    ranks.end_with_parent = lambda: None  # the fork server is no launcher: where it ends, its forks go on
     torch.set_num_threads(1)
     matrix_plugin.apply()
     world = None
