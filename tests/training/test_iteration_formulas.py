@@ -30,13 +30,13 @@ from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training import evaluate, reference, update
 from sage_grpo.training import loss as losses
 from sage_grpo.training.config import AdvantageConfig, BatchConfig, DataConfig, EvalConfig, SurrogateConfig
-from sage_grpo.training.engine import DecodedClips, RolloutEngine, frames_needed, pixels_read
+from sage_grpo.training.engine import RolloutEngine, decode_into, frames_needed, pixels_read
 from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.loss import needs_velocity_old
 from sage_grpo.training.plan import Group, KlProbe, Plan, Replay
 from sage_grpo.training.reference import OldPolicy, PastWeights, ReferencePolicy, Snapshot
 from sage_grpo.training.rollout import NoiseKeys, Record
-from sage_grpo.training.scoring import ScoredClips, Scores, advantages_of, check_groups, preferred
+from sage_grpo.training.scoring import ScoredClips, Scores, advantages_of, black_clips, check_groups, preferred
 from sage_grpo.training.update import Updater
 from sage_grpo.types import Sound, VideoSpec
 from sage_grpo.workers.messages import _joined
@@ -95,15 +95,12 @@ def test_frames_are_those_of_rewards_and_sentinel_and_others_stay_black() -> Non
     assert frames_needed(model, reads()) is None  # one that looks at all
     assert frames_needed(Causal(3), reads(3)) is None  # a model that makes whole clips
     assert frames_needed(model, SimpleNamespace(reads_clips=False)) == []
-    clips = DecodedClips(model, [1, 4], 3)
-    assert [len(clips.add(torch.zeros(count, 1, 3, 1, 1))) for count in (2, 1)] == [2, 1]
-    assert clips.videos.amax((2, 3, 4)).tolist() == [[0, 7, 0, 0, 7, 0, 0, 0, 0]] * 3
-    whole = DecodedClips(model, None, 3)
-    assert whole.videos.shape == (0, 9, 1, 1, 3)
-    for level in (1, 2):
-        model.decode = lambda latents, level=level: torch.full((1, 9, 1, 1, 3), level)
-        assert int(whole.add(torch.zeros(1)).max()) == level
-    assert whole.videos[:, 0, 0, 0, 0].tolist() == [1, 2]
+    clips = black_clips(model.video, 3)
+    decode_into(clips[1:], model, torch.zeros(2, 1, 3, 1, 1), [1, 4])
+    assert clips.amax((2, 3, 4)).tolist() == [[0] * 9, *[[0, 7, 0, 0, 7, 0, 0, 0, 0]] * 2]
+    model.decode = lambda latents: torch.full((1, 9, 1, 1, 3), 2)
+    decode_into(clips[:1], model, torch.zeros(1), None)
+    assert clips[:, 0, 0, 0, 0].tolist() == [2, 0, 0]
 
 
 # Scores -------------------------------------------------------------------------------------------------------------

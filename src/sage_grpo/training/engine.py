@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,9 +29,9 @@ from sage_grpo.training.offload import VaeMover
 from sage_grpo.training.plan import Group, Plan, Replay
 from sage_grpo.training.planner import Planner, parts_of
 from sage_grpo.training.reference import PastWeights
-from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage
-from sage_grpo.training.scoring import ScoredClips, Scores, metadata_of, no_clips, score_here
-from sage_grpo.types import Conditioning, Sound, VideoSpec
+from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage, learned
+from sage_grpo.training.scoring import ScoredClips, Scores, black_clips, metadata_of, score_here
+from sage_grpo.types import Conditioning, Sound
 from sage_grpo.utils.clock import Clock
 from sage_grpo.utils.video import read_video
 
@@ -130,12 +128,8 @@ class RolloutEngine:
 
     def replayed(self, plan: Plan, replay: Replay, conditions: Conditions) -> tuple[Policy, tuple[Conditioning, ...]]:
         groups = [member.group for member in replay.members]
-        first = plan.groups[groups[0]]
-        policy = self.policy(first)
-        if first.levels is not None:
-            policy = replace(policy, kernel=first.levels.kernel, schedule=first.levels.schedule)
-        rows = dict.fromkeys(groups) if replay.shared else groups
-        return policy, tuple(conditions[group] for group in rows)
+        first, rows = plan.groups[groups[0]], dict.fromkeys(groups) if replay.shared else groups
+        return learned(self.policy(first), first), tuple(conditions[group] for group in rows)
 
     def judge(self, rollout: Rollout, plan: Plan, *, whole: bool = True) -> ScoredClips:
         """Decode and score this process's clips; `whole` decodes all frames, for observers that need full clips."""
@@ -156,16 +150,18 @@ class RolloutEngine:
         mine = self._mine(rollout)
         tick = self.clock.ticker(len(mine))
         frames = None if whole else frames_needed(self.model, self.reward)
-        clips = DecodedClips(self.model, frames, sum(len(latents) for _, latents in mine))
+        videos, done = black_clips(self.model.video, sum(len(latents) for _, latents in mine)), 0
         with self.vae.decoding() if frames != [] else nullcontext():
             for batch, latents in mine:
-                decoded = clips.add(latents)
+                decoded = videos[done : done + len(latents)]
+                decode_into(decoded, self.model, latents, frames)
+                done += len(latents)
                 if early is not None:
                     shown = [prompts[member.group] for member in batch.members]
                     texts, metadata = [prompt.text for prompt in shown], [metadata_of(prompt) for prompt in shown]
                     early.add(decoded, texts, metadata, latents)
                 tick()
-        return clips.videos
+        return videos
 
     def latents(self, rollout: Rollout) -> Tensor | None:
         mine = self._mine(rollout)
@@ -269,37 +265,14 @@ def pixels_read(model: VelocityModel, reward: CompositeReward, latents: Tensor) 
     return pixels_of(model)(latents, reward.frames_read(model.video.frames, model.video.fps, counting=True))
 
 
-class DecodedClips:
-    """The clips of one process, decoded one micro-batch at a time; with `frames` all others are black."""
-
-    def __init__(self, model: VelocityModel, frames: Sequence[int] | None, count: int) -> None:
-        """count: clips of all micro-batches together."""
-        self.model, self.frames, self.done = model, frames, 0
-        self._whole: list[Tensor] = []
-        self._sparse = None if frames is None else black_clips(count, model.video)
-
-    def add(self, latents: Tensor) -> Tensor:
-        if self._sparse is None:
-            self._whole.append(self.model.decode(latents))
-            return self._whole[-1]
-        clips = self._sparse[self.done : self.done + len(latents)]
-        decode = abilities(self.model).decode_frames
-        if self.frames and decode is not None:
-            clips[:, list(self.frames)] = decode(latents, self.frames)
-        self.done += len(latents)
-        return clips
-
-    @property
-    def videos(self) -> Tensor:
-        if self._sparse is not None:
-            return self._sparse
-        return torch.cat(self._whole) if self._whole else no_clips(self.model.video)
-
-
-def black_clips(count: int, video: VideoSpec) -> Tensor:
-    """Black clips to write frames into. Frames that are never written take no memory: NumPy allocates zeros lazily,
-    PyTorch would write them."""
-    return torch.from_numpy(np.zeros((count, video.frames, video.height, video.width, 3), dtype=np.uint8))
+def decode_into(clips: Tensor, model: VelocityModel, latents: Tensor, frames: Sequence[int] | None) -> None:
+    """Decode latents into clips: all frames, or only `frames`; the others stay as they are."""
+    if frames is None:
+        clips[:] = model.decode(latents)
+    elif frames:
+        decode = abilities(model).decode_frames
+        assert decode is not None
+        clips[:, list(frames)] = decode(latents, frames)
 
 
 LATENTS = "latents"
