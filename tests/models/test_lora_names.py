@@ -167,6 +167,12 @@ def test_parts_of_a_stack_without_a_lora_stay_as_they_are(saved) -> None:
     assert torch.equal(whole[len(zero) : 2 * len(zero)], mine[f"{S}attn.to_k"])
 
 
+def test_the_pictures_of_wan_have_keys_and_values_of_their_own(saved) -> None:
+    ours, tensors = saved("wan_i2v", "kohya", targets=["add_k_proj"])
+    theirs, mine = products(tensors), updates(ours.transformer)
+    assert torch.equal(theirs["lora_unet_blocks_1_cross_attn_k_img"], mine["blocks.1.attn2.add_k_proj"])
+
+
 def test_two_experts_are_two_files_and_weights_replace_parameters(fresh_model, tmp_path) -> None:
     ours = fresh_model("wan22_t2v", lora=LORA, expert="both")
     name = f"blocks.0.attn1.to_q.lora_B.{ADAPTER}.weight"
@@ -192,7 +198,7 @@ def test_peft_loads_its_folder(fresh_model, tmp_path) -> None:
 
 def test_what_a_program_cannot_load_is_refused_by_name(fresh_model, tmp_path: Path) -> None:
     ltx = fresh_model("ltx", lora=LORA)
-    with pytest.raises(ModelError, match="kohya's programs loads no LoRA of the family ltx"):
+    with pytest.raises(ModelError, match="No names are known by which kohya's programs would load a LoRA of ltx"):
         save_lora_for("kohya", tmp_path, ltx, {})
     sd3 = fresh_model("sd3", lora=LoraSpec(rank=2, targets=["norm1.linear"]))
     with pytest.raises(

@@ -81,7 +81,7 @@ def rename(
     title = TITLES[program]  # type: ignore[index]
     if family not in known:
         raise ModelError(
-            f"{title} loads no LoRA of the family {family} under names of its own: it does of {', '.join(known)}."
+            f"No names are known by which {title} would load a LoRA of {family}; they are of {', '.join(known)}."
         )
     name = known[family]
     if name is None:
