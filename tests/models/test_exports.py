@@ -178,7 +178,7 @@ def test_a_lora_is_exported_for_another_program(exported) -> None:
     assert weights["lora_unet_blocks_0_ffn_0.lora_up.weight"].any()
     with pytest.raises(ValueError, match="writes a LoRA, but --merged folds it into the model"):
         exported({"lora": LORA}, format="comfy", merged=True)
-    with pytest.raises(ValueError, match="writes a LoRA, but .* trained all weights"):
+    with pytest.raises(ValueError, match=r"writes a LoRA, but .* trained all weights"):
         exported({}, format="comfy")
 
 
