@@ -51,7 +51,6 @@ PIPELINES: Mapping[str, str] = {
     "WanVideoToVideoPipeline": "wan",
     "LTXPipeline": "ltx",
     "LTXImageToVideoPipeline": "ltx",
-    "LTXConditionPipeline": "ltx",
     "LTX2Pipeline": "ltx2",
     "LTX2ImageToVideoPipeline": "ltx2",
     "FluxPipeline": "flux",
