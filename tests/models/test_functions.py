@@ -279,14 +279,7 @@ def test_a_lora_belongs_to_its_expert(tmp_path) -> None:
 # ---- files and keys
 
 
-def test_whatever_an_encoding_is_its_checksum_covers(tmp_path, monkeypatch) -> None:
-    zeros = torch.zeros(2, 3)
-    made = {"a": zeros, "b": torch.ones(1)}
-    others = [("k", {**made, "a": other}) for other in (zeros.T.contiguous(), zeros.int(), zeros + 1)]
-    others += [("k", {"a": zeros, "c": torch.ones(1)}), ("other", made), ("k", {"a": zeros})]
-    sums = [cache._checksum(key, tensors) for key, tensors in [("k", made), *others]]
-    assert len(set(sums)) == len(sums)
-    assert cache._checksum("k", dict(reversed(made.items()))) == sums[0]
+def test_parts_of_a_key_do_not_run_together_and_the_folder_is_the_users(tmp_path, monkeypatch) -> None:
     assert len({cache.digest(*parts) for parts in (("ab", "c"), ("a", "bc"), ("abc",), ("c", "ab"))}) == 4
     assert str(cache.default_folder()).endswith("cache/sage-grpo/conditioning")
     monkeypatch.delenv("XDG_CACHE_HOME")

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from sage_grpo.models import ModelError
 from sage_grpo.models.base import Abilities, SequenceSplit
-from sage_grpo.models.checkpoints.checkpoint import check_components, read_config, require_ftfy
+from sage_grpo.models.checkpoints.checkpoint import check_components, read_config
 from sage_grpo.models.codec import WanCodec
 from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.network.attention import PlainAttention, split_rotary
@@ -48,7 +48,6 @@ class Wan(FamilyModel):
 
     @classmethod
     def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
-        require_ftfy()
         config = read_config(folder, "transformer")
         if index.get("boundary_ratio") is not None:
             check_components(folder, index, ["transformer_2"], ["transformer_2"])
