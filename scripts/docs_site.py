@@ -41,6 +41,9 @@ CONTENTS = {
     ],
     "Using it": [
         "rewards",
+        "models",
+        "image-models",
+        "sound",
         "plan",
         "doctor",
         "report",
