@@ -30,18 +30,14 @@ PARTS = {"docs": "", "research/results": "results/", "research/log.md": "log.md"
 CONTENTS = {
     "Start": ["README", "demo", "commands", "recipes"],
     "Guides": [
-        "guides/README",
         "guides/wan-one-gpu",
         "guides/few-steps",
         "guides/hunyuan15-one-gpu",
-        "guides/eight-gpus",
-        "guides/slurm-64-gpus",
         "guides/own-reward",
         "guides/own-model",
     ],
     "Using it": [
         "rewards",
-        "plan",
         "doctor",
         "report",
         "study",

@@ -39,7 +39,7 @@ class ParallelSpec:
 
 @checked
 class RaySpec:
-    """Workers on Ray that sample and score clips for the trainer (docs/guides/ray.md)."""
+    """Workers on Ray that sample and score clips for the trainer (docs/scale.md#sample-on-other-gpus-with-ray)."""
 
     affects: ClassVar[Effect] = "machine"
     address: str | None = None
