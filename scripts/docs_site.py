@@ -30,12 +30,9 @@ PARTS = {"docs": "", "research/results": "results/", "research/log.md": "log.md"
 CONTENTS = {
     "Start": ["README", "demo", "commands", "recipes"],
     "Guides": [
-        "guides/README",
         "guides/wan-one-gpu",
         "guides/few-steps",
         "guides/hunyuan15-one-gpu",
-        "guides/eight-gpus",
-        "guides/slurm-64-gpus",
         "guides/own-reward",
         "guides/own-model",
     ],
@@ -44,7 +41,6 @@ CONTENTS = {
         "models",
         "image-models",
         "sound",
-        "plan",
         "doctor",
         "report",
         "study",
