@@ -15,7 +15,7 @@ from sage_grpo.data.examples import content_hash, fitted
 from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.data.prompts import Prompt, PromptStream, look_ahead
 from sage_grpo.distributed.world import World
-from sage_grpo.health.statistics import frames_seen, thumbnails
+from sage_grpo.health.statistics import thumbnails
 from sage_grpo.models.base import VelocityModel, abilities, encoder_of, network_of, pixels_of, sound_of
 from sage_grpo.models.checkpoints.cache import EncodingCache
 from sage_grpo.models.policy import Policy
@@ -145,17 +145,18 @@ class RolloutEngine:
     def decode(
         self, rollout: Rollout, early: AsyncScoring | None = None, prompts: Sequence[Prompt] = (), *, whole: bool = True
     ) -> Tensor:
-        """The clips that this process scores, uint8; unless `whole`, only the frames that rewards and sentinel read. Asynchronous rewards
+        """The clips that this process scores, uint8; black where nothing reads them and they are not wanted `whole`. Asynchronous rewards
         (`early`) get each micro-batch as soon as it is decoded."""
         mine = self._mine(rollout)
         tick = self.clock.ticker(len(mine))
-        frames = None if whole else frames_needed(self.model, self.reward)
+        read = whole or self.reward.reads_clips
         videos, done = black_clips(self.model.video, sum(len(latents) for _, latents in mine)), 0
-        with self.vae.decoding() if frames != [] else nullcontext():
+        with self.vae.decoding() if read else nullcontext():
             for batch, latents in mine:
                 decoded = videos[done : done + len(latents)]
-                decode_into(decoded, self.model, latents, frames)
                 done += len(latents)
+                if read:
+                    decoded[:] = self.model.decode(latents)
                 if early is not None:
                     shown = [prompts[member.group] for member in batch.members]
                     texts, metadata = [prompt.text for prompt in shown], [metadata_of(prompt) for prompt in shown]
@@ -195,13 +196,18 @@ class RolloutEngine:
         """The gradient of the reward at the latents of every clip, by micro-batch. Clips go one at a time, because a decoder's graph is large,
         unless they are decoded in batches."""
         tick = self.clock.ticker(sum(len(batch.members) for batch, _ in rollout.latents))
-        signals, fps, pixels = {}, self.model.video.fps, partial(pixels_read, self.model, self.reward)
+        signals, video = {}, self.model.video
         together = 1 if self.config.model.vae_slicing else self.config.batch.micro_batch
+        read = self.reward.frames_read(video.frames, video.fps)
+
+        def pixels(latents: Tensor) -> Tensor:
+            return pixels_of(self.model)(latents, read)
+
         with self.vae.decoding() if self.reward.learns_from_clips else nullcontext():
             for batch, latents in rollout.latents:
                 rows, prompt = [], plan.group_of(batch).prompt
                 for some in latents.split(together):
-                    rows.append(self.reward.gradient(some, pixels, prompt.text, fps, metadata_of(prompt)))
+                    rows.append(self.reward.gradient(some, pixels, prompt.text, video.fps, metadata_of(prompt)))
                     for _ in some:
                         tick()
                 signals[batch.members] = torch.cat(rows).to(torch.float32)
@@ -249,30 +255,6 @@ class EncodeAhead:
                 tick()
         engine.model.unload_text()
         self.until = iteration + len(near)
-
-
-def frames_needed(model: VelocityModel, reward: CompositeReward) -> list[int] | None:
-    """Frames of a clip that a reward or the sentinel reads; None is all. Empty where all rewards read latents."""
-    if not reward.reads_clips:
-        return []
-    video = model.video
-    read = reward.frames_read(video.frames, video.fps) if abilities(model).decode_frames else None
-    return None if read is None else sorted({*read, *frames_seen(video.frames)})
-
-
-def pixels_read(model: VelocityModel, reward: CompositeReward, latents: Tensor) -> Tensor:
-    """Latents to float clips with a graph, exact at the frames that counting rewards read."""
-    return pixels_of(model)(latents, reward.frames_read(model.video.frames, model.video.fps, counting=True))
-
-
-def decode_into(clips: Tensor, model: VelocityModel, latents: Tensor, frames: Sequence[int] | None) -> None:
-    """Decode latents into clips: all frames, or only `frames`; the others stay as they are."""
-    if frames is None:
-        clips[:] = model.decode(latents)
-    elif frames:
-        decode = abilities(model).decode_frames
-        assert decode is not None
-        clips[:, list(frames)] = decode(latents, frames)
 
 
 LATENTS = "latents"

@@ -103,7 +103,7 @@ def preferred(groups: int, size: int) -> Scores:
 
 
 def black_clips(video: VideoSpec, count: int = 0) -> Tensor:
-    """Clips to write frames into. Frames that are never written take no memory: NumPy allocates zeros lazily, PyTorch would write them."""
+    """Clips to write into. Those that are never written take no memory: NumPy allocates zeros lazily, PyTorch would write them."""
     return torch.from_numpy(np.zeros((count, video.frames, video.height, video.width, 3), dtype=np.uint8))
 
 
