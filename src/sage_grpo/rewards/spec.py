@@ -75,9 +75,6 @@ class RewardSpec:
     leave to the policy between their calls."""
     overlap: Speed[bool] = False
     """Score in a thread of its own, at the same time as the other rewards: for rewards that wait for a network."""
-    isolate_failures: Speed[bool | None] = None
-    """After an exception, call again for each clip of the batch to find the one that fails. Default: yes for what runs here, no
-    for `remote`, `vlm_judge` and async functions, whose calls may cost money."""
     try_out: Speed[bool] = True
     """Call it once with a small clip before anything expensive starts."""
 
