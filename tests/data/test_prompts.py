@@ -81,7 +81,7 @@ def test_files_of_a_prompt_are_columns_and_each_makes_it_another_prompt() -> Non
     assert whole.files == tuple(files.values())
     others = [replace(whole, **change) for change in ({"seed": 1}, *({one: None} for one in files))]
     assert len({whole, *others}) == 4
-    with pytest.raises(ValueError, match="source_video.* not supported"):
+    with pytest.raises(ValueError, match="clips to start from"):
         prompts_of([{"prompt": "a cat", "source_video": "a.mp4"}])
     with pytest.raises(ValueError, match="places of a clip"):
         prompts_of([{"prompt": "a cat", "conditions": [{"image": "a.png", "frame_index": 8}]}])
