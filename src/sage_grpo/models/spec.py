@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sage_grpo.models.base import VelocityModel
 
-FAMILIES = ("hunyuan15", "wan", "ltx", "ltx2", "flux", "flux2", "sd3", "qwen_image", "qwen_image_edit", "z_image")
+FAMILIES = ("hunyuan15", "wan", "ltx2", "flux", "flux2", "sd3", "qwen_image", "qwen_image_edit", "z_image")
 """Families that ship with the package; each is the module of this name beside this file."""
 
 
@@ -69,7 +69,7 @@ class ModelSpec:
     revision: Content[str | None] = None
     """Branch, tag or commit of a hub id."""
     family: str | None = None
-    """A family that ships with the package ("hunyuan15", "wan", "ltx", ...), or the import path of a module with a function `load(spec, device=None)`
+    """A family that ships with the package ("hunyuan15", "wan", "ltx2", ...), or the import path of a module with a function `load(spec, device=None)`
     ("my_package.toy", or "toy" for toy.py in the current folder); None reads it from the checkpoint."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the network's computation. On a CPU use float32: bfloat16 is hundreds of times slower there."""
@@ -95,7 +95,7 @@ class ModelSpec:
     """Let the gradient of guided training go through the negative prompt's pass as well. False takes that pass for a constant: a backward pass
     and the activations of a branch less (docs/speed.md), another gradient, and the same first ratio."""
     frames: Count | None = None
-    """Frames of a clip, 4k + 1 (LTX-Video 8k + 1, images 1); None is the checkpoint's or the family's default, as below."""
+    """Frames of a clip, 4k + 1 (LTX-2 8k + 1, images 1); None is the checkpoint's or the family's default, as below."""
     height: Count | None = None
     """Height in pixels."""
     width: Count | None = None
@@ -132,7 +132,7 @@ class ModelSpec:
     """Decode in spatial tiles and blend their seams. Without it clips are decoded in chunks of frames, exactly; try it where even one
     chunk is too much memory."""
     options: dict[str, Finite] = field(default_factory=dict)
-    """Options of the family's own by name, such as decode_timestep of LTX-Video (docs/models.md)."""
+    """Options of the family's own by name, such as stg_scale of LTX-2 (docs/models.md)."""
     cache: Speed[str | None] = "auto"
     """Folder of encoded prompts, so that later runs need no text encoder. "auto" is the user's cache folder; None writes none."""
 
