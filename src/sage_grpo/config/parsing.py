@@ -67,9 +67,11 @@ class ConfigError(ValueError):
 
 
 def parse(options: type[T], argv: Sequence[str], *, prog: str, defaults: T | None = None, recipes: bool = False) -> T:
-    """Fill an options dataclass from `--config file.yaml`, dotted overrides (`--optimizer.lr 1e-5`) and defaults. YAML
-    wins over `defaults` (a recipe), the command line over YAML, left to right. With `recipes` the words and files may
-    name a recipe, which the caller has applied to `defaults`."""
+    """Fill an options dataclass from `--config file.yaml`, dotted overrides (`--optimizer.lr 1e-5`) and defaults.
+
+    YAML wins over `defaults` (a recipe), the command line over YAML, left to right. With `recipes` the words and files may
+    name a recipe, which the caller has applied to `defaults`.
+    """
     plain = lists_of_parts(options) if defaults is None else dataclasses.asdict(defaults)  # type: ignore[call-overload]
     parser = new_parser(options, prog, recipes, plain)
     try:
@@ -118,9 +120,11 @@ def lists_of_parts(options: type) -> dict[str, list[dict[str, Any]]]:
 
 
 def _friendly(argv: Sequence[str], options: type) -> list[str]:
-    """`--json` alone means `--json=true`; `--kernels sage flow` and `--kernels sage,flow` mean `--kernels=["sage",
-    "flow"]`. The parser would merge equally long lists of dataclasses (rewards), item by item, so that a new reward
-    would inherit the options of the recipe's: an empty list between the two prevents that."""
+    """`--json` alone means `--json=true`; `--kernels sage flow` and `--kernels sage,flow` mean `--kernels=["sage", "flow"]`.
+
+    The parser would merge equally long lists of dataclasses (rewards), item by item, so that a new reward would inherit
+    the options of the recipe's: an empty list between the two prevents that.
+    """
     kinds = {f"--{key}": kind for key, kind in leaves(options)}
     lists = [key for key, kind in kinds.items() if lists_parts(kind)]
     words, result = list(argv), []

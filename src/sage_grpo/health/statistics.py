@@ -20,8 +20,11 @@ def agreements(
     total: Tensor, parts: Mapping[str, Tensor], groups: Tensor, witnesses: Mapping[str, Mapping[str, float]]
 ) -> dict[str, float]:
     """Mean over groups of the rank correlation of every held-out reward with the total, and its standard error; none if
-    no group has a spread in both. Members of a group differ in their noise alone, so this is the effect of a step along
-    the total on the held-out reward: between groups prompts differ, which no step changes."""
+    no group has a spread in both.
+
+    Members of a group differ in their noise alone, so this is the effect of a step along the total on the held-out
+    reward: between groups prompts differ, which no step changes.
+    """
     metrics = {}
     for title, weights in witnesses.items():
         score = torch.stack([weight * parts[name].double() for name, weight in weights.items()]).sum(0)
