@@ -20,7 +20,7 @@ SLOW = pytest.mark.slow
 PICTURE, LAST = tiny.image(3, 48, 80), tiny.image(4, 48, 80)
 TRUE_CFG = ("flux_plain", "qwen_image")
 """Pipelines that call classifier-free guidance so, beside the scale that is an input."""
-PACKED = ("flux", "qwen_image")
+PACKED = ("ltx", "flux", "qwen_image")
 UNTOLD = ("flux", "flux2", "flux2_distilled")
 """Pipelines without a negative prompt of the user's."""
 
@@ -39,10 +39,11 @@ def start(ours) -> torch.Tensor:
 
 
 def size_of(kind: str) -> dict[str, int]:
-    """Not square, so that rows that are taken for columns are seen; HunyuanVideo-1.5 derives its size from the picture's shape."""
+    """Not square, so that rows that are taken for columns are seen; HunyuanVideo-1.5 derives its size from the picture's shape, and LTX-Video
+    takes multiples of 32."""
     if kind == "hunyuan15_i2v":
         return {"height": 24, "width": 40}
-    return {"height": 32, "width": 48}
+    return {"height": 32, "width": 64 if kind.startswith("ltx") else 48}
 
 
 def fields_of(kind: str, scale: float | None) -> dict:
@@ -60,6 +61,8 @@ def call_of(kind: str, scale: float | None, count: int) -> dict:
     call = {} if kind == "hunyuan15_i2v" else size_of(kind)
     if kind not in tiny.IMAGES:
         call["num_frames"] = 5
+    if kind.startswith("ltx"):
+        call["frame_rate"] = 8
     if kind.endswith(("i2v", "flf2v")):
         call["image"] = Image.fromarray(PICTURE.numpy())
     if kind == "wan_flf2v":
@@ -75,6 +78,8 @@ def call_of(kind: str, scale: float | None, count: int) -> dict:
 
 
 def packed_by(pipe, kind: str, x: torch.Tensor) -> torch.Tensor:
+    if kind.startswith("ltx"):
+        return pipe._pack_latents(x)
     flat = x[:, :, 0]
     if kind.startswith("flux2"):
         return flat  # it packs them itself
@@ -82,6 +87,8 @@ def packed_by(pipe, kind: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def unpacked_by(pipe, kind: str, latents: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    if kind.startswith("ltx"):
+        return pipe._unpack_latents(latents, *x.shape[2:])
     if kind.startswith("flux2"):
         return latents.permute(0, 2, 1).reshape(x.shape)
     if kind.startswith(PACKED):

@@ -175,7 +175,7 @@ def test_chunks_that_run_again_have_the_gradient_of_the_whole_decode_and_keep_li
 
 
 @pytest.mark.parametrize(
-    "kind", ["wan_t2v", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("hunyuan15_t2v", "flux"))]
+    "kind", ["wan_t2v", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("hunyuan15_t2v", "ltx", "flux"))]
 )
 def test_pixels_are_what_decode_rounds_and_have_its_slope(kind: str, model) -> None:
     ours, draw = model(kind), torch.Generator().manual_seed(0)
