@@ -18,7 +18,12 @@ STAMP = "rows"
 EVIDENCE = ROOT / "docs" / "images" / "evidence.png"
 PANELS = (
     ("headline", "passes", "Each method at its own rate", ("branch", "mix", "sage", "flow", "awm")),
-    ("heat", "iterations", "Four times the learning rate, with a target KL", ("target_kl 2e-04", "none 5e-05", "none 2e-04")),
+    (
+        "heat",
+        "iterations",
+        "Four times the learning rate, with a target KL",
+        ("target_kl 2e-04", "none 5e-05", "none 2e-04"),
+    ),
     ("distance", "iterations", "How far a long run gets", ("branch_long", "branch, 300 iterations")),
 )
 """Of README's figure: suite, what is below, title, arms."""

@@ -372,7 +372,11 @@ def published(file: Path, suite: str) -> str:
     def cell(arm: str | None) -> str:
         runs = _runs(file.parent / suite, arm or "")
         found = [row["evaluations"][str(row["iterations"])] for row in runs]
-        return plus_minus(mean_interval([sum(one[part] for part in ("VQ", "MQ", "TA")) for one in found])) if runs else "not run"
+        return (
+            plus_minus(mean_interval([sum(one[part] for part in ("VQ", "MQ", "TA")) for one in found]))
+            if runs
+            else "not run"
+        )
 
     cells = []
     base = next(iter(summary_of(file.parent / suite).arms.values())).base
