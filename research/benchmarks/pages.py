@@ -28,9 +28,12 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 import pictures
-from views import FIGURE, VIEWS, loaded
+from claims import claims
+from views import FIGURE, loaded
+from views import VIEWS as TABLES
 
 ROOT = Path(__file__).resolve().parents[2]
+VIEWS = {**TABLES, "claims": claims}
 RESULTS = ROOT / "research" / "results"
 PLACE = re.compile(r"<!-- data: (?P<query>.*?) -->(?P<text>.*?)<!-- end -->", re.DOTALL)
 TABLE = re.compile(r"<!-- table \S+ -->.*?<!-- end of table -->", re.DOTALL)
