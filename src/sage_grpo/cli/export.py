@@ -31,6 +31,8 @@ class Options:
     """Export the moving average of the weights."""
     merged: bool = False
     """Merge the LoRA into the base model and write the whole model; in bfloat16 this rounds small updates away."""
+    format: Literal["diffusers", "comfy", "kohya", "lightx2v", "peft"] = "diffusers"
+    """Names in a LoRA's file: diffusers', or those of ComfyUI, kohya's programs, LightX2V or peft."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Precision of the weights. None is the model's for whole models, float32 for a LoRA, the source's for source."""
     out: Folder = "export"
@@ -52,7 +54,7 @@ class Options:
             )
 
 
-OF_A_RUN = ("run", "checkpoint", "ema", "merged", "trust_run")
+OF_A_RUN = ("run", "checkpoint", "ema", "merged", "format", "trust_run")
 OF_A_SOURCE = ("to", "base")
 
 
@@ -87,6 +89,7 @@ def _convert(options: Options) -> int:
 def _export(options: Options) -> int:
     from sage_grpo.models.base import abilities
     from sage_grpo.models.checkpoints.from_configs import adapter_alone
+    from sage_grpo.models.checkpoints.lora_names import TITLES, save_lora_for
     from sage_grpo.run.saved import find_checkpoint, read_config, refuse_own
     from sage_grpo.training.state import load_weights
 
@@ -95,11 +98,18 @@ def _export(options: Options) -> int:
     folder = find_checkpoint(Path(options.run), options.checkpoint)
     spec = config.model if options.dtype is None else replace(config.model, dtype=options.dtype)
     whole = options.merged or spec.lora is None
+    if whole and options.format != "diffusers":
+        why = "--merged folds it into the model" if options.merged else f"{options.run} trained all weights"
+        raise ValueError(f"--format {options.format} writes a LoRA, but {why}: leave --format out.")
     spec.check_named()
     model = spec.load() if whole or spec.own_family is not None else adapter_alone(spec)
     weights = load_weights(folder, model, ema=options.ema)
     if options.dtype == "bfloat16" and not whole:
         weights = {name: tensor.bfloat16() for name, tensor in weights.items()}
+    if options.format != "diffusers":
+        for file in save_lora_for(options.format, Path(options.out), model, weights):
+            print(f"Wrote {file} from {folder}{' (EMA)' if options.ema else ''}, for {TITLES[options.format]}.")
+        return 0
     model.save(options.out, weights=weights, merged=options.merged)
     print(f"Wrote {options.out} from {folder}{' (EMA)' if options.ema else ''}.")
     merged = abilities(model).choices.get("merged")

@@ -36,7 +36,7 @@ class ParallelSpec:
 
 @checked
 class RaySpec:
-    """Ray workers that sample and score (docs/guides/ray.md)."""
+    """Ray workers that sample and score (docs/scale.md#sample-on-other-gpus-with-ray)."""
 
     affects: ClassVar[Effect] = "machine"
     address: str | None = None

@@ -45,8 +45,8 @@ GONE: Mapping[str, str] = {
     "scenes_learned": "name it 'research.scenes.learned:LearnedReward', in the folder of the project's repository (research/README.md)",
     "imagereward": "hpsv2, hpsv3 and pickscore are models of human preference",
     "subject_consistency": "video_stats has motion, warp_error and midframe_error",
-    "sound_stats": "write a function with a parameter `sound` (docs/rewards.md, Rewards that listen)",
-    "sight_and_sound": "docs/rewards.md has one by a network for both (Perception Encoder AV), to copy",
+    "sound_stats": "write a function with a parameter `sound` (docs/sound.md)",
+    "sight_and_sound": "write a reward with a parameter `sound` (docs/sound.md), for example on transformers' PeAudioVideoModel",
     "background_consistency": "video_stats has motion, warp_error and midframe_error",
 }
 """Rewards that earlier versions knew by a name, and what to do."""
