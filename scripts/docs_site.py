@@ -52,7 +52,7 @@ CONTENTS = {
         "hub",
         "from-official",
     ],
-    "Method": ["method", "branching", "trust-region", "sampling"],
+    "Method": ["method"],
     "Reference": ["reference/commands", "config", "api", "extending"],
     "Evidence": ["trust", "results/README", "results/headline", "benchmark", "bench-export", "log", "images/README"],
     "Project": ["architecture", "contributing", "changes"],
