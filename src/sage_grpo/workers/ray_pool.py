@@ -101,7 +101,7 @@ def _knock(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=PATIENCE).close()
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"No Ray cluster answers at {address!r} ({error}): give HOST:PORT of its head, as `ray start --head` says, or auto (docs/guides/ray.md)."
+            f"No Ray cluster answers at {address!r} ({error}): give HOST:PORT of its head, as `ray start --head` says, or auto (docs/scale.md#sample-on-other-gpus-with-ray)."
         ) from error
 
 
@@ -116,7 +116,7 @@ def check(config: TrainConfig, processes: int, objects: Sequence[str] = ()) -> N
             f"parallel.sp {config.parallel.sp}: the processes that share a clip would all let workers make it; set 1"
         )
     elif spec.address is None:
-        reason = "without rollout.ray.address: a cluster that one of them started would end with it; start one (docs/guides/ray.md)"
+        reason = "without rollout.ray.address: a cluster that one of them started would end with it; start one (docs/scale.md#sample-on-other-gpus-with-ray)"
     elif spec.workers < processes:
         reason = f"with rollout.ray.workers {spec.workers}: each has workers of its own; use {processes} or more"
     if reason and processes > 1:
