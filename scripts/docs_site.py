@@ -39,7 +39,7 @@ CONTENTS = {
     "Using it": [
         "rewards",
         "doctor",
-        "report",
+        "reading-a-run",
         "study",
         "preferences",
         "probe",
