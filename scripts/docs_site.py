@@ -28,7 +28,7 @@ BROUGHT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANG
 PARTS = {"docs": "", "research/results": "results/", "research/log.md": "log.md"}
 """Folders and files of the repository -> their place in the site, the whole of docs/ first."""
 CONTENTS = {
-    "Start": ["README", "demo", "commands", "recipes"],
+    "Start": ["README", "install", "demo", "commands", "recipes"],
     "Guides": [
         "guides/wan-one-gpu",
         "guides/few-steps",
@@ -38,8 +38,12 @@ CONTENTS = {
     ],
     "Using it": [
         "rewards",
+        "models",
+        "image-models",
+        "sound",
         "doctor",
         "reading-a-run",
+        "what-to-change-first",
         "study",
         "preferences",
         "probe",

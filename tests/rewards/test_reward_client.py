@@ -17,6 +17,7 @@ from sage_grpo.rewards.http_client import Backoff
 from sage_grpo.rewards.serving import remote as pool_module
 from sage_grpo.rewards.serving.remote import RemoteReward, ServerPool
 from sage_grpo.rewards.serving.wire import decode_request, encode_response
+from sage_grpo.types import PartScores
 
 FPS = 8.0
 TEXTS = [f"prompt {index}" for index in range(12)]
@@ -174,7 +175,8 @@ def test_errors_reasons_and_names_of_parts_do_not_show_the_token(echoing, caplog
     def scored(name: str):
         def answer(body: list) -> tuple[int, dict[str, str], bytes]:
             request = decode_request(b"".join(bytes(piece) for piece in body))
-            return 200, {}, encode_response(request, {name: torch.full((1,), torch.nan)}, {0: f"you sent {TOKEN}"})
+            scores = PartScores({name: torch.full((1,), torch.nan)}, {0: f"you sent {TOKEN}"})
+            return 200, {}, encode_response(request.checksum, scores)
 
         return answer
 
@@ -196,18 +198,16 @@ def test_errors_reasons_and_names_of_parts_do_not_show_the_token(echoing, caplog
 
 @pytest.mark.parametrize("url", ["http://host:1?key=abc123", "http://me:abc123@host:1", "http://host:1/#abc123"])
 def test_an_address_that_holds_more_than_a_place_is_refused_without_showing_it(url: str) -> None:
-    with pytest.raises(
-        RewardConfigError, match=r"must not hold a key .*variable \(token_env\)|ends with its path"
-    ) as refused:
+    with pytest.raises(ValueError, match=r"must not hold a key .*variable \(token_env\)|ends with its path") as refused:
         RemoteReward(urls=[url], parts=["content"])
     assert "abc123" not in str(refused.value)
-    with pytest.raises(RewardConfigError, match="url looks like http://host:8765, got 'host'"):
+    with pytest.raises(ValueError, match="url looks like http://host:8765, got 'host'"):
         RemoteReward(urls=["host"], parts=["content"])
 
 
 def test_a_token_in_place_of_its_variable_is_refused_without_showing_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in (("sk-abc123", ""), ("SAGE_GRPO_REWARD_TOKEN", "abc123\nX-Other: 1")):
         monkeypatch.setenv("SAGE_GRPO_REWARD_TOKEN", value)
-        with pytest.raises(RewardConfigError) as refused:
+        with pytest.raises(ValueError) as refused:
             remote(1, token_env=variable)
         assert "abc123" not in str(refused.value)

@@ -86,7 +86,7 @@ def raw(port: int, payload: bytes, *, close: bool = False) -> bytes:
 
 
 def test_malformed_oversized_truncated_and_unauthorised_payloads(monkeypatch):
-    good = b"".join(encode_request(clips(2), prompts(2), FPS, "id")[0])
+    good = b"".join(encode_request(clips(2), prompts(2), FPS)[0])
     limits = ServerLimits(max_body_mb=1)
     key = {"Authorization": "Bearer s3cret"}
     with thread_server("content", token="s3cret", limits=limits) as port:
@@ -162,7 +162,7 @@ HEAD = b"POST /score HTTP/1.1\r\nHost: x\r\n"
 def body(*prompts: str) -> bytes:
     prompts = prompts or ("a",)
     videos = torch.arange(len(prompts) * 12, dtype=torch.uint8).view(-1, 1, 2, 2, 3)
-    return b"".join(encode_request(videos, list(prompts), 8.0, "id")[0])
+    return b"".join(encode_request(videos, list(prompts), 8.0)[0])
 
 
 def post(data: bytes) -> bytes:

@@ -6,8 +6,6 @@ import base64
 import io
 import json
 import threading
-from email.utils import formatdate
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,6 @@ from sage_grpo.rewards.built_in.vlm_judge import (
     Unreadable,
     VlmJudge,
     read_answer,
-    retry_after,
 )
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.http_client import Connections
@@ -121,6 +118,7 @@ class Patience(threading.Event):
         ({}, [0.5, 1.0, 1.5, 1.5, 1.5]),  # doubled up to max_wait, by the jitter at most halved
         ({"retry-after": "3"}, [3.0, 3.0, 3.0, 3.0, 3.0]),  # at least what is asked for, up to the limit
         ({"retry-after": "0.75"}, [0.75, 1.0, 1.5, 1.5, 1.5]),  # and at least one's own pause
+        ({"retry-after": "soon"}, [0.5, 1.0, 1.5, 1.5, 1.5]),
     ],
 )
 def test_pauses_grow_to_a_limit_and_are_never_shorter_than_asked_for(headers, least, monkeypatch):
@@ -151,29 +149,7 @@ def test_requests_are_limited_retries_included():
         judge("https://host/v1", limits={"max_cost": 1.0})
 
 
-def test_scores_that_were_paid_for_are_not_paid_for_again(tmp_path):
-    with judge_server(completion(GOOD)) as server:
-        first = judge(server.url, cache=str(tmp_path))
-        scores = first(clips(2), ["a", "b"], 8.0)
-        assert len(server.asked) == 2
-        again = judge(server.url, cache=str(tmp_path))
-        result = again(clips(2), ["a", "b"], 8.0)
-        assert len(server.asked) == 2
-        assert torch.equal(result["look"], scores["look"])
-        assert result.reasons == scores.reasons
-        # each of these is another question
-        again(clips(2)[1:], ["a"], 8.0)
-        assert len(server.asked) == 3
-        for options in ({"seed": 1}, {"scale": [0, 20]}, {"instructions": "Be kind."}, {"frames": {"num_frames": 1}}):
-            before = len(server.asked)
-            judge(server.url, cache=str(tmp_path), **options)(clips(), ["a"], 8.0)
-            assert len(server.asked) == before + 1, options
-    with judge_server(completion(GOOD)) as other:  # and so is somebody else's answer
-        judge(other.url, cache=str(tmp_path))(clips(), ["a"], 8.0)
-        assert len(other.asked) == 1
-
-
-def test_the_key_is_never_written_or_told(monkeypatch, tmp_path, caplog, capfd):
+def test_the_key_is_never_told(monkeypatch, caplog, capfd):
     monkeypatch.setenv("JUDGE_KEY", KEY)
     caplog.set_level("DEBUG")
     replies = [
@@ -187,7 +163,7 @@ def test_the_key_is_never_written_or_told(monkeypatch, tmp_path, caplog, capfd):
     told = []
     for reply in replies:
         with judge_server(reply) as server:
-            spec = _spec(server.url, key_env="JUDGE_KEY", cache=str(tmp_path / "cache"))
+            spec = _spec(server.url, key_env="JUDGE_KEY")
             composite = CompositeReward([spec])
             _, report = composite.score(clips(), ["x"], 8.0)
             told.append(repr(report) + repr(vars(composite._members[0].reward)))
@@ -197,9 +173,7 @@ def test_the_key_is_never_written_or_told(monkeypatch, tmp_path, caplog, capfd):
             CompositeReward([_spec(server.url, key_env="JUDGE_KEY")]).score(clips(), ["x"], 8.0)[0]
         told.append(str(error.value))
     printed = capfd.readouterr()
-    files = [file.read_text() for file in Path(tmp_path).rglob("*") if file.is_file()]
-    assert files
-    for text in (*told, *files, caplog.text, printed.out, printed.err):
+    for text in (*told, caplog.text, printed.out, printed.err):
         assert KEY[:12] not in text
 
 
@@ -289,27 +263,6 @@ def test_a_wrong_key_model_or_address_stops_the_run(status):
         assert len(server.asked) == 1
 
 
-def test_retry_after_is_a_number_or_a_date():
-    now = 1_800_000_000.0
-    dates = {formatdate(now + 30, usegmt=True): 30, formatdate(now - 30, usegmt=True): 0, "7": 7, "soon": 0}
-    assert {given: retry_after({"retry-after": given}, now) for given in dates} == dates
-    assert retry_after({}, now) == 0
-
-
-def test_failed_answers_are_not_cached_and_a_torn_cache_is_used_as_far_as_it_goes(tmp_path, caplog):
-    with judge_server([completion("no scores in this"), completion(GOOD)]) as server:
-        options = {"cache": str(tmp_path), "ask_again": 0}
-        assert judge(server.url, **options)(clips(), ["a"], 8.0)["look"].isnan().all()
-        assert not list(tmp_path.iterdir())
-        judge(server.url, **options)(clips(), ["a"], 8.0)
-        (file,) = tmp_path.glob("judge-*.jsonl")
-        with file.open("a") as stream:
-            stream.write('{"digest": "x", "sco')
-        judge(server.url, **options)(clips(), ["a"], 8.0)
-        assert len(server.asked) == 2
-    assert "1 lines of the judge's cache" in caplog.text
-
-
 def test_the_key_comes_from_a_variable_and_is_told_nowhere(monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", f"{KEY}\nInjected: yes")
     names = {"NOT_THERE": "NOT_THERE is empty", KEY: "name of an environment", "JUDGE_KEY": "no key has"}
@@ -321,7 +274,7 @@ def test_the_key_comes_from_a_variable_and_is_told_nowhere(monkeypatch):
         f"https://host/v1?key={KEY}",
     )
     for url, name, why in [*given, *((address, "", ".") for address in addresses)]:
-        with pytest.raises(RewardConfigError, match=why) as error:
+        with pytest.raises(ValueError, match=why) as error:
             judge(url, key_env=name)
         assert KEY not in str(error.value)
 

@@ -186,7 +186,7 @@ def write_clip(folder: Path) -> Path:
     text = {**sizes, "vocab_size": len(vocab), "max_position_embeddings": 40}
     text |= {"bos_token_id": len(vocab) - 2, "eos_token_id": len(vocab) - 1}
     vision = {**sizes, "image_size": 30, "patch_size": 10}
-    torch.manual_seed(3)
+    torch.manual_seed(5)  # cosines are positive: CLIPScore cuts the others to 0
     spread(CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

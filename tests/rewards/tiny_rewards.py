@@ -51,7 +51,7 @@ def hpsv3(folder: Path, of: Make) -> RewardSpec:
 
 
 def clip(folder: Path, of: Make) -> RewardSpec:
-    return RewardSpec(name="clip", options={"model": str(write_clip(folder)), "clamp": False})
+    return RewardSpec(name="clip", options={"model": str(write_clip(folder))})
 
 
 NETWORKS: dict[str, tuple[Callable[[Path, Make], RewardSpec], tuple[int, int]]] = {

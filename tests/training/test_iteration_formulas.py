@@ -388,6 +388,8 @@ def test_a_part_is_seen_as_if_it_were_all_and_gradients_go_back_to_their_places(
 
 
 class Known(SimpleNamespace):
+    device = torch.device("cpu")
+
     def velocity(self, x: Tensor, sigma: Tensor, conditions: object, *, guidance: float | None = None) -> Tensor:
         return self.weights * 1.0
 
@@ -463,7 +465,10 @@ def test_parts_have_each_a_loss_of_their_own_dimensions_and_a_column_of_advantag
     model, item, noise = replayed(PLACES, advantage=advantage)
     parts = [losses.StatePart("a", PLACES[0], 0, 0.5), losses.StatePart("b", PLACES[1], 1, 0.5)]
     objective, region = build(ObjectiveSpec(), SurrogateConfig(clip_range=9.0)), TrustRegion(mode="none")
-    tally = losses.accumulate(objective, region, [item], torch.device("cpu"), kl_lambda=1.0, scale=2.0, parts=parts)
+    sharding = SimpleNamespace(scale=2.0, begin=lambda: None, synchronize=lambda: None)
+    config = SimpleNamespace(trust_region=region, model=SimpleNamespace(deterministic=False))
+    updater = SimpleNamespace(objective=objective, config=config, sharding=sharding, parts=parts, model=model)
+    tally = Updater.accumulate(updater, [item], 1.0)
     law = item.record.policy.transition(0)
     slope = -2.0 * 0.5 * 3 * item.weight[:, None] * advantage * float(law.b / law.std)
     expected = torch.cat([slope[:, :1] * noise[:, :1], slope[:, 1:] * noise[:, 1:] / math.sqrt(2)], 1)
@@ -480,7 +485,7 @@ def test_parts_have_each_a_loss_of_their_own_dimensions_and_a_column_of_advantag
     for gaps in ((0.5, 0.1, 5.0), (0.1, 0.5, 5.0)):
         items = [replace(item, record=replace(item.record, log_prob_old=old - gap)) for gap in gaps]
         items[2] = replace(items[2], weight=torch.zeros(2))
-        tally = losses.accumulate(objective, region, items, torch.device("cpu"), kl_lambda=1.0, parts=parts)
+        tally = Updater.accumulate(updater, items, 1.0)
         assert float(tally.largest_log_ratio) == pytest.approx(0.5, rel=1e-5)
 
 

@@ -174,7 +174,7 @@ class FamilyModel(ABC):
         if spec.vae_tiling:
             pipe.vae.enable_tiling()
         self._set_attention()
-        warn_if_distilled(spec, folder, self.guidance, self.guidance_scale)
+        warn_if_distilled(spec, self.guidance, self.guidance_scale)
         if spec.compile:
             ragged, both = self.traits.ragged, len(self.experts.components) > 1
             compile_blocks(self.network, self.blocks(), train=spec.train, ragged=ragged)

@@ -12,9 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import SplitResult
 
-from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.utils.redact import parse_address, read_key
-
 _JITTER = random.Random()  # separate: the run's random numbers must not depend on the network
 
 
@@ -32,22 +29,6 @@ class Backoff:
     def pause(self, attempt: int) -> float:
         """The same with jitter, so that requests that failed together are not repeated together."""
         return self.full(attempt) * _JITTER.uniform(0.5, 1.0)
-
-
-def read_address(url: object, what: str, example: str, option: str) -> SplitResult:
-    """As `redact.parse_address`; RewardConfigError if the address is invalid or holds a key."""
-    try:
-        return parse_address(url, what, example, option)
-    except ValueError as error:
-        raise RewardConfigError(str(error)) from error
-
-
-def read_token(variable: str, option: str) -> str:
-    """The key in an environment variable, read on each use and never stored; empty without a variable or a value."""
-    try:
-        return read_key(variable, option) if variable else ""
-    except ValueError as error:
-        raise RewardConfigError(str(error)) from error
 
 
 class Connections:

@@ -26,7 +26,7 @@ from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import conditions_of
 from sage_grpo.training.lockstep import Lockstep
-from sage_grpo.training.loss import RewardSignal, needs_velocity_old
+from sage_grpo.training.loss import needs_velocity_old
 from sage_grpo.training.offload import VaeMover
 from sage_grpo.training.plan import Group, Plan, Replay
 from sage_grpo.training.planner import Planner, parts_of
@@ -195,7 +195,7 @@ class RolloutEngine:
     def gather(self, scores: Scores) -> Scores:
         return scores.gathered(self.world, self.reward.max_failed_fraction, torch.float32)
 
-    def differentiate(self, plan: Plan, rollout: Rollout) -> dict[tuple[Member, ...], RewardSignal]:
+    def differentiate(self, plan: Plan, rollout: Rollout) -> dict[tuple[Member, ...], Tensor]:
         """The gradient of the reward at the latents of every clip, by micro-batch. Clips go one at a time, because a decoder's graph is large,
         unless they are decoded in batches."""
         tick = self.clock.ticker(sum(len(batch.members) for batch, _ in rollout.latents))
@@ -208,7 +208,7 @@ class RolloutEngine:
                     rows.append(self.reward.gradient(some, pixels, prompt.text, fps, metadata_of(prompt)))
                     for _ in some:
                         tick()
-                signals[batch.members] = RewardSignal(torch.cat(rows).to(torch.float32))
+                signals[batch.members] = torch.cat(rows).to(torch.float32)
         if self.reward.offload_between:
             self.reward.offload()
         return signals

@@ -1,6 +1,6 @@
 """CLIPScore, PickScore, aesthetic heads and HPSv2: image models, averaged over frames sampled by time.
 
-Preprocessing is done on tensors, in the steps that each score's authors take (docs/rewards.md has the table), so clips never become
+Preprocessing is done on tensors, in the steps that each score's authors take, so clips never become
 image files and no image library is needed.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -54,25 +54,37 @@ def clip_pixels(frames: Tensor, size: int, fit: Fit = "crop", *, halves: Halves 
 
 
 class ClipReward(NetworkReward):
-    """Unit embeddings of sampled frames and of prompts, from a CLIP model that transformers can load."""
+    """Unit embeddings of sampled frames and of prompts, from a CLIP model that transformers can load; most scores are a mean of their cosines."""
+
+    halves: ClassVar[Halves] = "even"
+    """As in `clip_pixels`, and likewise the default of the option `fit`."""
+    fit: ClassVar[Fit] = "crop"
 
     def __init__(
-        self, model: str, tokenizer: str | None, fit: Fit = "crop", halves: Halves = "even", **more: Any
+        self,
+        *,
+        model: str,
+        tokenizer: str | None = "",
+        fit: Fit | None = None,
+        sample_fps: float = 2.0,
+        num_frames: int = 16,
+        dtype: str = "",
     ) -> None:
-        """tokenizer: a folder or hub name, "" the model's own, None for frames only. halves: as in `clip_pixels`. more: of a NetworkReward."""
+        """tokenizer: a folder or hub name, "" the model's own, None for frames only."""
         from transformers import CLIPModel
 
-        if fit not in get_args(Fit):
+        self._fit = fit or self.fit
+        if self._fit not in get_args(Fit):
             raise RewardConfigError(f"fit must be crop or pad, got {fit!r}.")
-        super().__init__(load_whole(CLIPModel, model), **more)
+        super().__init__(load_whole(CLIPModel, model), dtype=dtype, sample_fps=sample_fps, num_frames=num_frames)
         text, self._size = self.model.config.text_config, self.model.config.vision_config.image_size
         self._tokenizer = None if tokenizer is None else load_tokenizer(tokenizer or model, text.vocab_size)
-        self._length, self._fit, self._halves = text.max_position_embeddings, fit, halves
+        self._length = text.max_position_embeddings
 
     def frames(self, videos: Tensor, fps: float) -> Tensor:
         """Unit embeddings of the frames that are read, B x frames x dim."""
         chosen = videos[:, self.frames_read(videos.shape[1], fps)].to(self.model.device)
-        pixels = clip_pixels(chosen.flatten(0, 1), self._size, self._fit, halves=self._halves).to(self.model.dtype)
+        pixels = clip_pixels(chosen.flatten(0, 1), self._size, self._fit, halves=self.halves).to(self.model.dtype)
         features = self.model.get_image_features(pixel_values=pixels).pooler_output.float()
         return F.normalize(features, dim=-1).view(*chosen.shape[:2], -1)
 
@@ -98,29 +110,12 @@ class ClipScore(ClipReward):
         licence="OpenAI's CLIP: MIT",
     )
 
-    def __init__(
-        self,
-        *,
-        model: str,
-        tokenizer: str = "",
-        scale: float = 2.5,
-        clamp: bool = True,
-        prefix: str = "A photo depicts ",
-        sample_fps: float = 2.0,
-        num_frames: int = 16,
-        dtype: str = "",
-        fit: Fit = "crop",
-    ) -> None:
-        super().__init__(model, tokenizer, fit, dtype=dtype, sample_fps=sample_fps, num_frames=num_frames)
-        self._scale, self._clamp, self._prefix = scale, clamp, prefix
-
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        cosine = self.cosines(videos, [self._prefix + prompt for prompt in prompts], fps)
-        kept = cosine.clamp(min=0) if self._clamp else cosine
-        return {self.facts.parts: self._scale * kept.mean(dim=1)}
+        cosine = self.cosines(videos, [f"A photo depicts {prompt}" for prompt in prompts], fps)
+        return {"CLIPScore": 2.5 * cosine.clamp(min=0).mean(dim=1)}
 
 
-class Hpsv2(ClipScore):
+class Hpsv2(ClipReward):
     """HPSv2 (Wu et al., 2023): cosine of the whole picture (padded with black to a square) and the prompt, mean over frames; about 0.2 to 0.35."""
 
     facts = RewardFacts(
@@ -137,13 +132,10 @@ class Hpsv2(ClipScore):
         licence="xswu/HPSv2: Apache-2.0",
     )
 
-    def __init__(
-        self, *, model: str, tokenizer: str = "", sample_fps: float = 2.0, num_frames: int = 16, dtype: str = ""
-    ) -> None:
-        super().__init__(
-            model=model, tokenizer=tokenizer, scale=1.0, clamp=False, prefix="", fit="pad", dtype=dtype,
-            sample_fps=sample_fps, num_frames=num_frames,
-        )  # fmt: skip
+    fit = "pad"
+
+    def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
+        return {"HPSv2": self.cosines(videos, prompts, fps).mean(dim=1)}
 
 
 class PickScore(ClipReward):
@@ -162,17 +154,7 @@ class PickScore(ClipReward):
         licence="PickScore_v1: see its page",
     )
 
-    def __init__(
-        self,
-        *,
-        model: str,
-        tokenizer: str = "",
-        sample_fps: float = 2.0,
-        num_frames: int = 16,
-        dtype: str = "",
-        fit: Fit = "crop",
-    ) -> None:
-        super().__init__(model, tokenizer, fit, "down", dtype=dtype, sample_fps=sample_fps, num_frames=num_frames)
+    halves = "down"
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         scale = self.model.logit_scale.float().exp()
@@ -202,12 +184,14 @@ class Aesthetic(ClipReward):
         *,
         model: str,
         head: str,
+        fit: Fit | None = None,
         sample_fps: float = 2.0,
         num_frames: int = 16,
         dtype: str = "",
-        fit: Fit = "crop",
     ) -> None:
-        super().__init__(model, None, fit, dtype=dtype, sample_fps=sample_fps, num_frames=num_frames)
+        super().__init__(
+            model=model, tokenizer=None, fit=fit, sample_fps=sample_fps, num_frames=num_frames, dtype=dtype
+        )
         self._layers, width = _read_linears(Path(head)), self.model.config.projection_dim
         for weight, _ in self._layers:
             if weight.shape[1] != width:

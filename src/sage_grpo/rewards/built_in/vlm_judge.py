@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import base64
-import email.utils
-import hashlib
 import http.client
 import io
 import json
-import logging
 import math
 import re
 import threading
-import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import fields
-from pathlib import Path
 from textwrap import shorten
 from typing import Annotated, Any, TypeVar
 
@@ -28,16 +22,13 @@ from torch import Tensor
 from sage_grpo.config.ranges import Count, Natural, NotNegative, Positive, Range, Seconds, checked
 from sage_grpo.rewards.frames import sample_indices
 from sage_grpo.rewards.functions import RewardConfigError, check_known
-from sage_grpo.rewards.http_client import Backoff, Connections, post, read_address, read_token
+from sage_grpo.rewards.http_client import Backoff, Connections, post
 from sage_grpo.types import PartScores, RewardFacts
 from sage_grpo.utils.http_server import is_loopback
 from sage_grpo.utils.json_schema import parse_json
-from sage_grpo.utils.redact import hide
+from sage_grpo.utils.redact import hide, parse_address, read_key
 
 Group = TypeVar("Group")
-Verdict = tuple[dict[str, float], dict[str, str]]
-"""Scores and reasons of one clip by dimension."""
-log = logging.getLogger(__name__)
 
 DIMENSIONS: Mapping[str, str] = {
     "visual_quality": "how well made the single frames look: sharpness, light, colour, anatomy, no artefacts",
@@ -123,7 +114,6 @@ class VlmJudge:
         answer_tokens: int = 600,
         ask_again: int = 1,
         body: Mapping[str, Any] | None = None,
-        cache: str = "",
         frames: Mapping[str, Any] | None = None,
         network: Mapping[str, Any] | None = None,
         limits: Mapping[str, Any] | None = None,
@@ -131,8 +121,8 @@ class VlmJudge:
         """Prepare; nothing is sent yet.
 
         url: the address before /chat/completions. key_env: environment variable with the key; empty sends none. dimensions: name -> question.
-        ask_again: repeats of a request with an unreadable answer. body: further keys of the request, null removes one. cache: a folder for paid
-        scores. frames, network: the fields of `Frames` and `RetryOptions`. limits: max_requests of this process, retries included.
+        ask_again: repeats of a request with an unreadable answer. body: further keys of the request, null removes one. frames, network: the fields of
+        `Frames` and `RetryOptions`. limits: max_requests of this process, retries included.
         """
         if len(scale) != 2 or not scale[0] < scale[1]:
             raise RewardConfigError(f"The judge's scale must be [lowest, highest], got {list(scale)}.")
@@ -160,7 +150,6 @@ class VlmJudge:
         if not isinstance(most, int) or most < 0:
             raise RewardConfigError(f"The judge's max_requests must be 0 (no limit) or more, got {most!r}.")
         self.endpoint = Endpoint(url, key_env, self._network, most)
-        self._cache = Cache(cache)  # last, because it makes a folder
 
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         """Score the clips; a clip that could not be judged is NaN with a reason, a judged one has the judge's reasons."""
@@ -173,23 +162,17 @@ class VlmJudge:
 
     def _judge(self, clip: Tensor, prompt: str, fps: float, connections: Connections) -> tuple[dict[str, float], str]:
         """Scores of one clip with the judge's reasons, or no scores and the fault."""
-        body = self.request(clip, prompt, fps)
-        digest = hashlib.sha256(self.endpoint.url.geturl().encode() + b"\n" + body).hexdigest()
-        verdict, problem = self._cache.known.get(digest), ""
+        body, problem = self.request(clip, prompt, fps), ""
         for _ in range(self._ask_again + 1):
-            if verdict is not None:
-                break
             try:
                 text, cut = self.endpoint.ask(body, connections)
-                verdict = read_answer(text, self.names, self._low, self._high)
-                self._cache.keep(digest, verdict)
+                scores, reasons = read_answer(text, self.names, self._low, self._high)
+                return scores, "; ".join(f"{part}: {reason}" for part, reason in reasons.items())[:500]
             except EndpointFailure as error:
                 return {}, str(error)
             except Unreadable as error:
                 problem = f"{error}{' (cut off: raise answer_tokens)' if cut else ''}"
-        if verdict is None:
-            return {}, problem
-        return verdict[0], "; ".join(f"{part}: {reason}" for part, reason in verdict[1].items())[:500]
+        return {}, problem
 
     def frames_read(self, count: int, fps: float) -> list[int]:
         return sample_indices(count, fps, sample_fps=self._frames.sample_fps, max_frames=self._frames.num_frames)
@@ -236,7 +219,7 @@ class Endpoint:
     """POST url/chat/completions."""
 
     def __init__(self, url: str, key_env: str, network: RetryOptions, max_requests: int = 0) -> None:
-        self.url = read_address(url, "The judge's url", "https://host/v1", "key_env")
+        self.url = parse_address(url, "The judge's url", "https://host/v1", "key_env")
         if self.url.scheme == "http" and not is_loopback(self.url.hostname or ""):
             raise RewardConfigError(
                 f"The judge at {self.url.hostname} needs https: plain http would show clips and key to the network. Only this "
@@ -250,7 +233,7 @@ class Endpoint:
 
     def key(self) -> str:
         """The key, read from the environment on each use and never stored."""
-        key = read_token(self._key_env, "key_env")
+        key = read_key(self._key_env, "key_env") if self._key_env else ""
         if self._key_env and not key:
             raise RewardConfigError(
                 f"The environment variable {self._key_env} is empty: put the judge's key there, or set key_env to '' for an "
@@ -300,8 +283,8 @@ class Endpoint:
             raise RewardConfigError(f"The judge at {self._where} {reason}.{more} Check url, model and key_env.")
         if status not in TRY_AGAIN or any(code in text for code in NO_MONEY):
             raise EndpointFailure(f"{self._where} {reason}")
-        asked = retry_after(headers, time.time())
-        longest = self._network.max_wait
+        seconds, longest = headers.get("retry-after", "").strip(), self._network.max_wait
+        asked = float(seconds) if re.fullmatch(r"\d+(\.\d+)?", seconds) else 0.0
         if asked > longest:
             raise EndpointFailure(f"{self._where} asks to wait {asked:g} s, more than max_wait {longest:g}")
         return reason, asked
@@ -323,64 +306,7 @@ class Endpoint:
         return hide(str(text), self.key()), finish == "length"
 
 
-def retry_after(headers: Mapping[str, Any], now: float) -> float:
-    """Seconds that an answer asks to wait, a number or a date; 0 when it does not."""
-    text = str(headers.get("retry-after", "")).strip()
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        return float(text)
-    with suppress(TypeError, ValueError):
-        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - now)
-    return 0.0
-
-
-class Cache:
-    """Known scores by digest. Without a folder they last as long as the process."""
-
-    def __init__(self, folder: str) -> None:
-        self.known: dict[str, Verdict] = {}
-        self._lock = threading.Lock()
-        self._file: Path | None = None
-        if folder:
-            place = Path(folder).expanduser()
-            try:
-                place.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise RewardConfigError(f"The judge's cache {place} cannot be a folder: {error}.") from error
-            for file in sorted(place.glob("judge-*.jsonl")):
-                self._read(file)
-            self._file = place / f"judge-{uuid.uuid4().hex}.jsonl"
-
-    def keep(self, digest: str, verdict: Verdict) -> None:
-        with self._lock:
-            self.known[digest] = verdict
-            if self._file is None:
-                return
-            line = {"digest": digest, "scores": verdict[0], "reasons": verdict[1]}
-            try:
-                with self._file.open("a", encoding="utf-8") as stream:
-                    stream.write(json.dumps(line, allow_nan=False) + "\n")
-            except OSError as error:  # a full disk must not cost the scores; the run goes on and may pay again
-                log.warning("The judge's cache %s cannot be written: %s", self._file, error)
-
-    def _read(self, file: Path) -> None:
-        """Read the lines of a file; a process that was killed leaves an incomplete last line."""
-        torn = 0
-        for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                line = parse_json(text)
-                scores = {str(part): float(value) for part, value in line["scores"].items()}
-                reasons = {str(part): str(reason) for part, reason in line["reasons"].items()}
-                digest = str(line["digest"])
-            except (ValueError, KeyError, TypeError, AttributeError):
-                torn += 1
-                continue
-            if scores and all(map(math.isfinite, scores.values())):
-                self.known[digest] = (scores, reasons)
-        if torn:
-            log.warning("%d lines of the judge's cache %s cannot be read and are paid for again.", torn, file)
-
-
-def read_answer(text: str, parts: Sequence[str], low: float, high: float) -> Verdict:
+def read_answer(text: str, parts: Sequence[str], low: float, high: float) -> tuple[dict[str, float], dict[str, str]]:
     """Scores and reasons by dimension; Unreadable names the fault. Scores out of range are refused, not clamped."""
     text = text[-LONGEST:]
     plain = {part: _plain(part) for part in parts}

@@ -6,7 +6,6 @@ import http.client
 import logging
 import threading
 import time
-import uuid
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -17,10 +16,10 @@ from torch import Tensor
 
 from sage_grpo.config.ranges import Range
 from sage_grpo.rewards.functions import RewardConfigError, nearest
-from sage_grpo.rewards.http_client import Backoff, Connections, post, read_address, read_token
+from sage_grpo.rewards.http_client import Backoff, Connections, post
 from sage_grpo.rewards.serving.wire import WireError, decode_response, encode_request
 from sage_grpo.types import PartScores, RewardFacts
-from sage_grpo.utils.redact import hide
+from sage_grpo.utils.redact import hide, parse_address, read_key
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +132,7 @@ class RemoteReward:
         jitter. parallel: requests at a time, default two a server.
         """
         given, example = [urls] if isinstance(urls, str) else urls, "http://host:8765"
-        addresses = [read_address(url, "A reward server's url", example, "token_env") for url in given]
+        addresses = [parse_address(url, "A reward server's url", example, "token_env") for url in given]
         if not addresses:
             raise RewardConfigError("The remote reward needs at least one url.")
         for one in addresses:
@@ -168,9 +167,8 @@ class RemoteReward:
         return PartScores(parts, reasons)
 
     def _request(self, videos: Tensor, prompts: Sequence[str], fps: float, connections: Connections) -> PartScores:
-        request_id, refused = uuid.uuid4().hex, list[ServerState]()
-        body, checksum = encode_request(videos, prompts, fps, request_id)
-        reason = "not tried"
+        body, checksum = encode_request(videos, prompts, fps)
+        refused, reason = list[ServerState](), "not tried"
         for attempt in range(self._retries + 1):
             if connections.stop.wait(self._backoff.pause(attempt - 1) if attempt else 0):
                 break
@@ -191,7 +189,7 @@ class RemoteReward:
                     connections=connections,
                 )
                 if status == 200:
-                    scores = decode_response(answer, request_id=request_id, checksum=checksum, count=len(prompts))
+                    scores = decode_response(answer, checksum=checksum, count=len(prompts))
                     self._pool.succeeded(server)
                     return self._chosen(scores)
             except (OSError, http.client.HTTPException, WireError) as error:
@@ -211,7 +209,7 @@ class RemoteReward:
         return PartScores(missing, dict.fromkeys(range(len(prompts)), reason))
 
     def _token(self) -> str:
-        return read_token(self._token_env, "The remote reward's token_env")
+        return read_key(self._token_env, "The remote reward's token_env") if self._token_env else ""
 
     def _hidden(self, text: str) -> str:
         """Without the token, which some servers repeat. Called before the text is cut, which could leave half a token."""

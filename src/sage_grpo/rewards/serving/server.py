@@ -126,8 +126,7 @@ class RewardServer:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if not scoring.done():
                 raise HTTPException(499, "The client went away.")
-            scores = scoring.result()
-            return encode_response(decoded, scores, scores.reasons)
+            return encode_response(decoded.checksum, scoring.result())
         except WireError as error:
             raise HTTPException(400, str(error)) from error
         except RuntimeError as error:  # a broken configuration: sending it again does not help

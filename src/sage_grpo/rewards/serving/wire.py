@@ -1,7 +1,6 @@
 """Wire format of the remote reward and its server: safetensors bytes, never pickle.
 
-Every request carries an id and a checksum of its clips, prompts and fps; the answer repeats both and adds a checksum of its scores, so that a score
-can never be taken for another clip's.
+Every request carries a checksum of its clips, prompts and fps, and the answer repeats it, so that a score can never be taken for another clip's.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,8 +46,6 @@ def _reading(what: str) -> Iterator[None]:
 class ScoreRequest:
     """Clips to score."""
 
-    id: str
-    """Chosen by the client, repeated in the answer like the checksum of clips, prompts and fps."""
     checksum: str
     videos: Tensor
     prompts: list[str]
@@ -62,16 +59,14 @@ def content_checksum(videos: Tensor, prompts: Sequence[str], fps: float) -> str:
     return digest.hexdigest()
 
 
-def encode_request(
-    videos: Tensor, prompts: Sequence[str], fps: float, request_id: str
-) -> tuple[list[bytes | memoryview], str]:
+def encode_request(videos: Tensor, prompts: Sequence[str], fps: float) -> tuple[list[bytes | memoryview], str]:
     """A request as pieces to send one after the other, and the checksum that its answer must repeat.
 
     The pieces are a safetensors file whose only tensor is not copied: clips are large.
     """
     videos = videos.contiguous().cpu()
     checksum = content_checksum(videos, prompts, fps)
-    metadata = {"id": request_id, "prompts": json.dumps(list(prompts)), "fps": repr(float(fps)), "checksum": checksum}
+    metadata = {"prompts": json.dumps(list(prompts)), "fps": repr(float(fps)), "checksum": checksum}
     tensor = {"dtype": "U8", "shape": list(videos.shape), "data_offsets": [0, videos.numel()]}
     header = json.dumps({"__metadata__": metadata, "videos": tensor}).encode()
     header += b" " * (-len(header) % 8)
@@ -84,7 +79,7 @@ def decode_request(body: bytes | bytearray) -> ScoreRequest:
     body = body if isinstance(body, bytearray) else bytearray(body)  # tensors need memory that can be written
     with _reading("The request"):
         header, start = _header(body)
-        metadata = _metadata(header, ("id", "prompts", "fps", "checksum"))
+        metadata = _metadata(header, ("prompts", "fps", "checksum"))
         if header.keys() - {"__metadata__"} != {"videos"}:
             raise WireError(f"A request holds the tensor 'videos' alone, got {sorted(header)}.")
         videos, fps = _videos(header["videos"], body, start), float(metadata["fps"])
@@ -94,12 +89,10 @@ def decode_request(body: bytes | bytearray) -> ScoreRequest:
         check_clips(videos, prompts, fps)
         for prompt in prompts:
             check_prompt(prompt)
-        "".join([metadata["id"], *prompts]).encode()  # JSON can spell lone surrogates, which cannot be sent back
-    if len(metadata["id"]) > 200:
-        raise WireError("The id is longer than 200 characters.")
+        "".join(prompts).encode()  # JSON can spell lone surrogates, which cannot be sent back
     if content_checksum(videos, prompts, fps) != metadata["checksum"]:
         raise WireError("The checksum does not fit the clips, prompts and fps: they were changed on the way.")
-    return ScoreRequest(metadata["id"], metadata["checksum"], videos, prompts, fps)
+    return ScoreRequest(metadata["checksum"], videos, prompts, fps)
 
 
 def _videos(entry: Any, body: bytearray, start: int) -> Tensor:
@@ -113,35 +106,24 @@ def _videos(entry: Any, body: bytearray, start: int) -> Tensor:
     return torch.frombuffer(body, dtype=torch.uint8, offset=start, count=size).view(shape)
 
 
-def encode_response(request: ScoreRequest, parts: Mapping[str, Tensor], reasons: Mapping[int, str]) -> bytes:
-    tensors = {name: value.detach().to("cpu", torch.float32).contiguous() for name, value in parts.items()}
-    texts = json.dumps({str(index): reason for index, reason in reasons.items()})
-    about = {"id": request.id, "checksum": request.checksum, "reasons": texts, "scores": _scores_checksum(tensors)}
-    return save(tensors, metadata=about)
+def encode_response(checksum: str, scores: PartScores) -> bytes:
+    tensors = {name: value.detach().to("cpu", torch.float32).contiguous() for name, value in scores.items()}
+    return save(tensors, metadata={"checksum": checksum, "reasons": json.dumps(dict(scores.reasons))})
 
 
-def decode_response(body: bytes, *, request_id: str, checksum: str, count: int) -> PartScores:
+def decode_response(body: bytes, *, checksum: str, count: int) -> PartScores:
     """Read an answer; WireError unless it is the answer to this very request."""
     with _reading("The answer"):
-        metadata, tensors = _metadata(_header(body)[0], ("id", "checksum", "reasons", "scores")), load(body)
+        metadata, tensors = _metadata(_header(body)[0], ("checksum", "reasons")), load(body)
         reasons = parse_json(metadata["reasons"], "reasons")
-    if (metadata["id"], metadata["checksum"]) != (request_id, checksum):
+    if metadata["checksum"] != checksum:
         raise WireError("The answer belongs to another request.")
     for name, value in tensors.items():
         if value.dtype != torch.float32 or tuple(value.shape) != (count,):
             raise WireError(f"Part {name!r} has {tuple(value.shape)} values of {value.dtype} for {count} clips.")
-    if metadata["scores"] != _scores_checksum(tensors):
-        raise WireError("The scores were changed on the way.")
     if not isinstance(reasons, dict) or not reasons.keys() <= {str(index) for index in range(count)}:
         raise WireError("reasons must map indices of clips to texts.")
     return PartScores(tensors, {int(index): str(reason) for index, reason in reasons.items()})
-
-
-def _scores_checksum(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        digest.update(name.encode() + b"\0" + tensors[name].numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _header(body: bytes | bytearray) -> tuple[dict[str, Any], int]:
