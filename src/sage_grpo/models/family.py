@@ -245,7 +245,6 @@ class FamilyModel(ABC):
             branches=self.branches,
             solver=self.schedule.solver,
             pixels=self.codec.pixels,
-            decode_frames=self.codec.decode,
             encoder=self.codec,
             start=None if self.strength is None else Start(self, self.strength),
         )
@@ -366,7 +365,7 @@ class FamilyModel(ABC):
         return torch.float32 if master_weights(self.spec) else self.dtype
 
     def decode(self, latents: Tensor, progress: Progress | None = None) -> Tensor:
-        return self.codec.decode(latents, progress=progress)
+        return self.codec.decode(latents, progress)
 
     # ---- training and files
 
