@@ -50,6 +50,6 @@ def test_only_what_explores_has_noise_and_a_ratio(make_config, make_trainer, mon
             sent[name] += float(part.abs().sum())
         return total
 
-    monkeypatch.setattr(losses, "joined", spy)
+    monkeypatch.setattr("sage_grpo.training.update.joined", spy)
     assert trainer.step()["ratio/first_log"] == 0.0
     assert (sent["video"], sent["audio"] > 0) == (0.0, True)
