@@ -9,8 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from sage_grpo.objectives.base import LossTerms, ReplayedStep, RunOptions, without_ratio
-from sage_grpo.objectives.noise_levels import NoisedClips
+from sage_grpo.objectives.base import LossTerms, NoisedClips, ReplayedStep, RunOptions, without_ratio
 from sage_grpo.objectives.options import Weighting
 from sage_grpo.objectives.policy_gradient import surrogate_loss
 from sage_grpo.samplers.transition import Gaussian

@@ -13,10 +13,9 @@ from sage_grpo.models.distilled import steps_of
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.objectives.base import Objective
 from sage_grpo.objectives.build import build
-from sage_grpo.objectives.kl_control import KlCoefficient
 from sage_grpo.objectives.options import ObjectiveSpec
 from sage_grpo.objectives.options import SurrogateConfig as SurrogateConfig
-from sage_grpo.objectives.trust_region import TrustRegion
+from sage_grpo.objectives.trust_region import KlCoefficient, TrustRegion
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.solvers import Rule, SolverName
