@@ -19,9 +19,9 @@ from sage_grpo.health.sentinel import Sentinel
 from sage_grpo.health.statistics import ParameterDrift, appearance
 from sage_grpo.models.base import pixels_of
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.engine import EncodeAhead, MakeWorkers, RolloutEngine
+from sage_grpo.training.engine import MakeWorkers, RolloutEngine
 from sage_grpo.training.evaluate import Evaluation, check_evaluation, evaluate
-from sage_grpo.training.inputs import Inputs
+from sage_grpo.training.inputs import EncodeAhead, Inputs
 from sage_grpo.training.offload import distribute, set_activations
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import choose
@@ -101,7 +101,9 @@ class Trainer:
         self._check_groups()
         if self.objective.differentiates and self.reward.learns_from_clips:
             pixels_of(self.model)  # refuses models that cannot decode with a graph
-        self.prompt_encoder = EncodeAhead(self.engine, self.held_out)
+        self.prompt_encoder = EncodeAhead(
+            config, self.model, self.planner, self.held_out, rank=self.world.rank, clock=self.clock
+        )
         self.needs_clips: Callable[[int], bool] = lambda number: True
         """True if, after so many iterations, an observer needs full clips of the next one; otherwise only the frames for rewards and health
         checks are decoded."""
