@@ -72,7 +72,7 @@ class Awm(Matching):
         updates = config.update.updates_per_rollout
         return super().refusals(config) | {
             f"objective.old_samples false and {updates} updates: the ratio would need the rollout's weights as well, "
-            "set update.updates_per_rollout 1": not self.spec.old_samples and updates > 1,
+            "set update.updates_per_rollout 1": not self.spec.old_samples and updates > 1
         }
 
     def log_prob(self, gaussian: Gaussian, velocity: Tensor, x_next: Tensor, sigma: float) -> Tensor:

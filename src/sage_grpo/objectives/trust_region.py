@@ -62,13 +62,7 @@ class TrustRegion:
         return self.mode in ("stepwise", "dual", "fixed_dual")
 
     def penalty(
-        self,
-        *,
-        v: Tensor,
-        v_old: Tensor,
-        v_reference: Tensor | None,
-        sensitivity: Tensor,
-        clips: int,
+        self, *, v: Tensor, v_old: Tensor, v_reference: Tensor | None, sensitivity: Tensor, clips: int
     ) -> KlTerms:
         """The terms at one step, one value per clip; equally many consecutive ones may share a velocity. The loss is surrogate PLUS lambda
         times `total`."""

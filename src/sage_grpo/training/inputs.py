@@ -158,10 +158,7 @@ def compiles(config: TrainConfig, device: torch.device) -> tuple[bool, str]:
 
 
 def load_rewards(
-    config: TrainConfig,
-    prompts: Sequence[Prompt],
-    world: World,
-    given: Overrides | None = None,
+    config: TrainConfig, prompts: Sequence[Prompt], world: World, given: Overrides | None = None
 ) -> CompositeReward:
     """The rewards of a run, tried out. Between their calls they leave the accelerator to the policy."""
     given = given or Overrides()

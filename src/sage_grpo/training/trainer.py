@@ -71,12 +71,7 @@ class Trainer:
         self.old = OldPolicy.of(self.objective, params, config.update.updates_per_rollout, config.anchor.offload)
         self.state = TrainState.begin(config, self.model, inputs.prompts, self.old if self.objective.lags else None)
         self.engine = RolloutEngine(
-            config,
-            self.model,
-            self.reward,
-            world=self.world,
-            clock=self.clock,
-            examples=inputs.examples is not None,
+            config, self.model, self.reward, world=self.world, clock=self.clock, examples=inputs.examples is not None
         )
         self.planner = self.engine.planner
         self.dims = sum(part.dims for part in self.engine.parts) or math.prod(self.model.latent_shape())
@@ -93,10 +88,7 @@ class Trainer:
             clock=self.clock,
         )
         self.state.sentinel = Sentinel.of(
-            config.sentinel,
-            self.reward,
-            clips=config.batch.prompts * config.group_size,
-            clip_range=self.clip_range,
+            config.sentinel, self.reward, clips=config.batch.prompts * config.group_size, clip_range=self.clip_range
         )
         self._check_groups()
         if self.objective.differentiates and self.reward.learns_from_clips:

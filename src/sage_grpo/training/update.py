@@ -19,16 +19,7 @@ from sage_grpo.objectives.base import Objective, PreferencePair
 from sage_grpo.objectives.trust_region import closed_form_kl
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.lockstep import Lockstep
-from sage_grpo.training.loss import (
-    Diverged,
-    TrainItem,
-    UpdateSums,
-    backpropagate,
-    loss_of,
-    mean_of,
-    replay,
-    summarize,
-)
+from sage_grpo.training.loss import Diverged, TrainItem, UpdateSums, backpropagate, loss_of, mean_of, replay, summarize
 from sage_grpo.training.offload import same_bits, settle, to_device, to_storage
 from sage_grpo.training.optim import share_kept
 from sage_grpo.training.parts import StatePart, joined, log_probs
