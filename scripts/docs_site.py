@@ -28,20 +28,19 @@ BROUGHT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANG
 PARTS = {"docs": "", "research/results": "results/", "research/log.md": "log.md"}
 """Folders and files of the repository -> their place in the site, the whole of docs/ first."""
 CONTENTS = {
-    "Start": ["README", "demo", "commands", "recipes"],
+    "Start": ["README", "install", "demo", "commands", "recipes"],
     "Guides": [
-        "guides/README",
         "guides/wan-one-gpu",
         "guides/few-steps",
         "guides/hunyuan15-one-gpu",
-        "guides/eight-gpus",
-        "guides/slurm-64-gpus",
         "guides/own-reward",
         "guides/own-model",
     ],
     "Using it": [
         "rewards",
-        "plan",
+        "models",
+        "image-models",
+        "sound",
         "doctor",
         "report",
         "study",

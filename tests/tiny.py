@@ -26,7 +26,6 @@ VIDEO = {"frames": 5, "height": 32, "width": 32, "fps": 8.0}
 OTHERS = {
     "ltx": tiny_families.ltx,
     "ltx_timestep": lambda: tiny_families.ltx(timestep=True),
-    "ltx_condition": lambda: tiny_families.ltx(condition=True, **tiny_families.LTX_095),
     "flux": tiny_families.flux,
     "flux_plain": lambda: tiny_families.flux(embedded=False),
     "flux2": tiny_families.flux2,

@@ -33,52 +33,33 @@ DYNAMIC = {
 """A shift that differs visibly between 4 tokens and 64."""
 
 
-LTX_095 = {
-    "decoder_block_out_channels": (8, 16, 16),
-    "decoder_layers_per_block": (1, 1, 1, 1),
-    "decoder_spatio_temporal_scaling": (True, True, False),
-    "upsample_residual": (True, True, False),
-    "upsample_factor": (2, 2, 1),
-    "timestep_conditioning": True,
-    "block_out_channels": (8, 16, 16, 16, 16),
-    "down_block_types": ("LTXVideo095DownBlock3D",) * 4,
-    "spatio_temporal_scaling": (True, True, False, False),
-    "downsample_type": ("spatiotemporal",) * 4,
-    "decoder_inject_noise": (False, False, False, False),
-    "spatial_compression_ratio": 8,
-    "temporal_compression_ratio": 4,
-}
-"""How the VAE of 0.9.5 and later differs."""
-
-
-def ltx(timestep: bool = False, condition: bool = False, **vae_config: Any) -> Any:
-    """LTX-Video with the dynamic, stretched grid of the published checkpoints, or the plain one of those with the newer pipeline."""
-    from diffusers import AutoencoderKLLTXVideo, LTXConditionPipeline, LTXPipeline, LTXVideoTransformer3DModel
+def ltx(timestep: bool = False) -> Any:
+    """LTX-Video with the dynamic, stretched grid of the published checkpoints."""
+    from diffusers import AutoencoderKLLTXVideo, LTXPipeline, LTXVideoTransformer3DModel
 
     transformer = LTXVideoTransformer3DModel(in_channels=8, out_channels=8, **CROSS)
-    plain = {
-        "latent_channels": 8,
-        "block_out_channels": (8, 8, 8, 8),
-        "decoder_block_out_channels": (8, 8, 8, 8),
-        "layers_per_block": (1, 1, 1, 1, 1),
-        "decoder_layers_per_block": (1, 1, 1, 1, 1),
-        "spatio_temporal_scaling": (True, True, False, False),
-        "decoder_spatio_temporal_scaling": (True, True, False, False),
-        "decoder_inject_noise": (False, False, False, False, False),
-        "timestep_conditioning": timestep,
-        "patch_size": 2,
-        "scaling_factor": 1.3,
-        "encoder_causal": True,
-        "decoder_causal": False,
-    }
-    vae = AutoencoderKLLTXVideo(**{**plain, **vae_config})
+    vae = AutoencoderKLLTXVideo(
+        latent_channels=8,
+        block_out_channels=(8, 8, 8, 8),
+        decoder_block_out_channels=(8, 8, 8, 8),
+        layers_per_block=(1, 1, 1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1, 1, 1),
+        spatio_temporal_scaling=(True, True, False, False),
+        decoder_spatio_temporal_scaling=(True, True, False, False),
+        decoder_inject_noise=(False, False, False, False, False),
+        timestep_conditioning=timestep,
+        patch_size=2,
+        scaling_factor=1.3,
+        encoder_causal=True,
+        decoder_causal=False,
+    )
     for name, parameter in vae.named_parameters():
         if "per_channel_scale" in name:  # how loud the decoder's own noise is; zero as it comes
             torch.nn.init.uniform_(parameter, 0.5, 1.0)
     vae.latents_mean.copy_(torch.randn(8))
     vae.latents_std.copy_(torch.rand(8) + 0.5)
-    return (LTXConditionPipeline if condition else LTXPipeline)(
-        scheduler=_euler() if condition else _euler(shift_terminal=0.1, **DYNAMIC),
+    return LTXPipeline(
+        scheduler=_euler(shift_terminal=0.1, **DYNAMIC),
         vae=vae.eval(),
         text_encoder=t5(16),
         tokenizer=_bytes(),

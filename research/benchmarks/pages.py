@@ -24,9 +24,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import pictures
-from views import VIEWS, loaded
+from claims import claims
+from views import VIEWS as TABLES
+from views import loaded
 
 ROOT = Path(__file__).resolve().parents[2]
+VIEWS = {**TABLES, "claims": claims}
 RESULTS = ROOT / "research" / "results"
 PLACE = re.compile(r"<!-- data: (?P<query>.*?) -->(?P<text>.*?)<!-- end -->", re.DOTALL)
 TABLE = re.compile(r"<!-- table \S+ -->.*?<!-- end of table -->", re.DOTALL)

@@ -200,14 +200,13 @@ def plan_vs_measured(file: Path) -> str:
     return _table(["case, frames, method", "predicted", "measured", "off by"], cells)
 
 
-def whole_iterations(file: Path) -> str:
-    """research/benchmarks/whole_iteration.py: seconds and peaks of every phase, measured and planned."""
-    cells = []
-    for found in read(file):
-        for phase, pairs in found["phases"].items():
-            figures = [fixed(value, 1) for key in ("seconds", "gib") for value in pairs[key]]
-            cells.append([found["case"] if phase == "rollout" else "", phase, *figures])
-    return _table(["case", "phase", "seconds", "plan", "GiB", "plan"], cells)
+def whole_iterations(file: Path, phase: str) -> str:
+    """research/benchmarks/whole_iteration.py: seconds and peaks of a phase, measured and planned."""
+    cells = [
+        [found["case"], *(fixed(value, 1) for key in ("seconds", "gib") for value in found["phases"][phase][key])]
+        for found in read(file)
+    ]
+    return _table(["case", "seconds", "plan", "GiB", "plan"], cells)
 
 
 def under_limits(file: Path) -> str:
@@ -241,11 +240,11 @@ def crew(file: Path, prompts: str) -> str:
     return _table(["seconds", *runs, "plan, one process"], cells)
 
 
-def memory_and_traffic(file: Path) -> str:
-    """The tables of research/benchmarks/scale_table.py: all of it is a formula."""
-    from scale_table import tables
+def memory_by_gpus(file: Path) -> str:
+    """The table of research/benchmarks/scale_table.py: all of it is a formula."""
+    from scale_table import table
 
-    return tables().rstrip("\n")
+    return table()
 
 
 def peaks(file: Path) -> str:

@@ -91,7 +91,7 @@ def test_parameters_of_a_block() -> None:
 
 
 def test_the_documents_table_is_the_formulas(benchmark_module) -> None:
-    assert benchmark_module("scale_table").tables() in (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
+    assert benchmark_module("scale_table").table() in (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
 
 
 @pytest.mark.parametrize("gib", [20, 60, 139, 400])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -106,13 +105,8 @@ def test_how_much_an_update_changes(moves: list[float], status: str, share: floa
     ("updates", "lags", "every", "inert"),
     [(1, False, 1, True), (1, False, None, True), (1, False, 2, False), (2, False, 1, False), (1, True, 1, False)],
 )
-def test_a_kl_to_the_policy_itself_is_told(updates: int, lags: bool, every: int | None, inert, monkeypatch) -> None:
+def test_a_kl_to_the_policy_itself_is_told(updates: int, lags: bool, every: int | None, inert) -> None:
     sums = {"kl/total": 0.1, "gradient/policy": 9.0, "gradient/kl": 1.0}
-    monkeypatch.setattr(learning, "accumulate", lambda *given, **named: SimpleNamespace(sums=sums))
-    monkeypatch.setattr(learning, "with_reference", lambda items, *given: items)
-    monkeypatch.setattr(
-        learning, "with_old", lambda objective, items, device: seen.append((objective, items, device)) or items
-    )
     seen: list[object] = []
     trainer = trainer_of(a=[1.0, 1.0])
     trainer.config.trust_region = SimpleNamespace(mode="moving")
@@ -121,12 +115,14 @@ def test_a_kl_to_the_policy_itself_is_told(updates: int, lags: bool, every: int 
     trainer.state.anchor = None if every is None else SimpleNamespace(every=every)
     trainer.state.kl = SimpleNamespace(value=0.5)
     trainer.state.optimizer = SimpleNamespace(zero_grad=lambda: None)
-    trainer.old, trainer.objective, trainer.model.device = None, "loss", "cpu"
-    if lags:
-        trainer.old = SimpleNamespace(applied=nullcontext)
-    trainer.sharding = SimpleNamespace(begin=lambda: None, scale=1.0)
+    trainer.old = "lags" if lags else None
+    trainer.updater = SimpleNamespace(
+        accumulate=lambda items, kl_lambda: SimpleNamespace(sums=sums),
+        with_reference=lambda items: items,
+        with_old=lambda items: seen.append(items) or items,
+    )
     found = learning.trust_region(SimpleNamespace(trainer=trainer), [])
-    assert seen == ([("loss", [], "cpu")] if lags else []), "the reference is the old policy's"
+    assert seen == ([[]] if lags else []), "the reference is the old policy's"
     assert (found.status, found.number) == (("warn", 0.0) if inert else ("pass", 0.25))
     assert ("next to nothing" in found.value) is False
     sums["gradient/kl"] = 0.0

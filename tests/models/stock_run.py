@@ -34,7 +34,7 @@ def seeded() -> torch.Generator:
 
 
 def start(ours) -> torch.Tensor:
-    """The noise that two clips start from; a pipeline that takes none draws the same from `seeded`."""
+    """The noise that two clips start from."""
     return torch.randn(2, *ours.latent_shape(), generator=seeded())
 
 
@@ -120,12 +120,11 @@ def stock(folder, kind: str, x: torch.Tensor, scale: float | None, prompts: list
         return seen["prepared"]
 
     options = {**call_of(kind, scale, len(prompts)), "num_inference_steps": steps, "output_type": "pt", **call}
-    noise = {"generator": seeded()} if kind == "ltx_condition" else {"latents": packed_by(pipe, kind, x)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipe.vae, "decode", spy_decode)
         patch.setattr(pipe.scheduler, "step", spy_step)
         patch.setattr(pipe, "prepare_latents", spy_prepare)
-        output = pipe(prompt=list(prompts), **noise, **options)
+        output = pipe(prompt=list(prompts), latents=packed_by(pipe, kind, x), **options)
     latents = unpacked_by(pipe, kind, seen["latents"], x)
     if kind == "wan22_5b_i2v":  # after its last step this pipeline puts the image in the first frame
         latents = torch.cat([seen["prepared"][1].expand(len(x), -1, -1, -1, -1), latents[:, :, 1:]], dim=2)

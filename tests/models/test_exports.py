@@ -135,6 +135,8 @@ def exported(checkpoint, tmp_path, monkeypatch, capsys):
         out = tmp_path / "out"
         shutil.rmtree(out, ignore_errors=True)
         assert command.run(command.Options(run=str(source), out=str(out), **options)) == 0
+        if "format" in options:
+            return out
         assert f"Wrote {out} from {source}/checkpoints/000001.\n" in capsys.readouterr().out
         return out
 
@@ -167,6 +169,17 @@ def test_a_lora_is_exported_without_the_weights_of_its_base(kind, expert, checkp
     for file in base.rglob("*.safetensors"):
         file.unlink()
     assert loras_of(exported(fields)) == loras_of(tmp_path / "loaded")
+
+
+def test_a_lora_is_exported_for_another_program(exported) -> None:
+    out = exported({"lora": LORA, "dtype": "bfloat16"}, format="kohya", dtype="bfloat16")
+    weights = load_file(out / "lora_kohya.safetensors")
+    assert weights["lora_unet_blocks_0_ffn_0.lora_up.weight"].dtype == torch.bfloat16
+    assert weights["lora_unet_blocks_0_ffn_0.lora_up.weight"].any()
+    with pytest.raises(ValueError, match="writes a LoRA, but --merged folds it into the model"):
+        exported({"lora": LORA}, format="comfy", merged=True)
+    with pytest.raises(ValueError, match=r"writes a LoRA, but .* trained all weights"):
+        exported({}, format="comfy")
 
 
 def test_a_merged_export_is_a_whole_model(exported, checkpoint) -> None:

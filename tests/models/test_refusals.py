@@ -26,7 +26,6 @@ def refused(folder, message: str, **fields) -> None:
         load(folder, **fields)
 
 
-LTX = "LTXConditionPipeline"
 SCHEDULER, INDEX, VAE = "scheduler/scheduler_config.json", "model_index.json", "vae/config.json"
 PART = "scheduler"
 
@@ -42,9 +41,6 @@ SAID = [
     ("wan_unipc_t2v", SCHEDULER, {"use_flow_sigmas": False}, "sets use_flow_sigmas to False"),
     ("wan_t2v", PART, dpm("sde-dpmsolver++"), r"algorithm_type to 'sde-dpmsolver\+\+'.*only 'dpmsolver' or"),
     ("flux", PART, tiny.unipc(), "is a UniPCMultistepScheduler; supported are"),
-    ("ltx_condition", SCHEDULER, {"shift": 3.0}, "shift to 3.0"),
-    ("ltx_condition", SCHEDULER, {"shift_terminal": 0.1}, "shift_terminal to 0.1"),
-    ("ltx_condition", PART, tiny.unipc(), f"supported with an {LTX}"),
     ("hunyuan15_i2v", "transformer/config.json", {"use_meanflow": True}, "is a MeanFlow model .*step-distilled"),
     ("ltx2", VAE, {"decoder_inject_noise": [False, True, False, False]}, "would add noise of its own"),
     ("wan_t2v", INDEX, {"_class_name": "XPipeline"}, "XPipeline; supported are .*HunyuanVideo15Pipeline"),
@@ -80,6 +76,8 @@ ASKED = [
     ("wan_i2v", {"options": {"strength": 0.5}}, "is image-to-video"),
     ("wan22_5b_t2v", {"options": {"strength": 0.5}}, "the VAE of 2.2"),
     ("wan_t2v", {"options": {"strength": 0.5}, "sigmas": [0.9, 0.5]}, r"model\.sigmas states another"),
+    ("wan_t2v", {"options": {"strength": 0.0}}, "above 0 and is at most 1"),
+    ("wan_t2v", {"options": {"strength": 1.01}}, "above 0 and is at most 1"),
     ("hunyuan15_t2v", {"lora": LoraSpec(targets=["to_k", "attn.to_qq"])}, r"binds to no Linear module.*attn\.to_q"),
 ]
 

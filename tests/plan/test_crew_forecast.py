@@ -60,7 +60,7 @@ def test_a_small_clip_that_is_not_compiled_takes_what_was_measured(row: int) -> 
     config, found = measured(row)
     whole = forecast(config, hardware.find("h200"))
     said = {phase.name: phase.seconds for phase in whole.phases}
-    assert said == pytest.approx(found["plan"]["phases"])  # what docs/guides/ray.md shows is what plan says
+    assert said == pytest.approx(found["plan"]["phases"])
     for name in ("rollout", "update"):
         assert said[name] == pytest.approx(found["runs"]["one process"][f"time/{name}"], rel=0.1 if row == 0 else 0.25)
     compiled = replace(config, model=replace(config.model, compile=True))

@@ -25,7 +25,7 @@ def test_a_card_without_rates_has_the_share_of_its_peak() -> None:
     links = [hardware.find(name, gpus).rates.link for name, gpus in (("h200", 8), ("h200", 9), ("rtx4090", 9))]
     assert links == [350e9, 40e9, 10e9], "between nodes, but never more than a card's own"
     known = hardware.find("h200")
-    assert (known.rates.attention, known.origin) == (617e12, "measured (docs/plan.md)")
+    assert (known.rates.attention, known.origin) == (617e12, "measured (docs/speed.md)")
 
 
 def test_the_device_of_this_machine(monkeypatch) -> None:

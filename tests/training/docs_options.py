@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import sys
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sage_grpo.config.help import field_docs
 from sage_grpo.config.ranges import inner_dataclass, ranges
@@ -19,21 +20,28 @@ BEGIN, END = "<!-- options: written by tests/training/docs_options.py -->", "<!-
 
 
 def tables(kind: type, prefix: str = "", *, title: str = "Run") -> str:
-    """A table for the plain fields of a dataclass, then one for each dataclass in it."""
+    """A list of the plain fields of a dataclass, then one for each dataclass in it."""
     hints, docs, limits = get_type_hints(kind), field_docs(kind), ranges(kind)
     rows, later = [], []
     for field in dataclasses.fields(kind):
         inner = inner_dataclass(hints[field.name])
         if inner is None:
-            text = docs[field.name].replace("|", chr(92) + "|")
-            rows.append(f"| `{prefix}{field.name}` | {_default(field)} | {limits.get(field.name, '')} | {text} |")
+            text = docs[field.name]
+            limit = _limit(field, hints[field.name], limits.get(field.name, ""), text)
+            rows.append(f"- **`{prefix}{field.name}`** ({_default(field)}{limit and ', ' + limit}): {text}")
         else:
             many = "[]" if get_origin(hints[field.name]) is list else ""
             later.append(tables(inner, f"{prefix}{field.name}{many}.", title=f"{prefix}{field.name}"))
     summary = " ".join((inspect.getdoc(kind) or "").split())
-    return "\n".join(
-        [f"### {title}", "", summary, "", "| option | default | must be | |", "|---|---|---|---|", *rows, "", *later]
-    )
+    return "\n".join([f"### {title}", "", summary, "", *rows, "", *later])
+
+
+def _limit(field: dataclasses.Field[Any], hint: Any, limit: str, text: str) -> str:
+    """The range in words, or the choices where the text does not name all of them."""
+    choices = [str(one) for one in get_args(hint)] if get_origin(hint) is Literal else []
+    if all(choice in text for choice in choices):
+        return limit and ", " + re.sub(r"in \[0, 9\.2\d*e\+18\]", "at least 0", limit)
+    return ", or " + ", ".join(f"`{choice}`" for choice in choices if choice != field.default)
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
@@ -44,7 +52,7 @@ def _default(field: dataclasses.Field[Any]) -> str:
         return f"`{str(value).lower() if isinstance(value, bool) else value}`"
     if field.default_factory is not dataclasses.MISSING:
         return f"`{field.default_factory()}`"
-    return "(needed)"
+    return "needed"
 
 
 def section() -> str:

@@ -12,13 +12,12 @@ from double import CLOSE
 from sage_grpo.objectives.kl_control import KlCoefficient
 from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.samplers.windows import Window
-from sage_grpo.training import update as update_module
 from sage_grpo.training.config import AnchorConfig, BatchConfig, OptimizerConfig, UpdateConfig
 from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.loss import Diverged
 from sage_grpo.training.optim import SLACK
 from sage_grpo.training.reference import ReferencePolicy, Snapshot
-from sage_grpo.training.update import path_kl
+from sage_grpo.training.update import Updater, path_kl
 from trainer_helpers import assert_resumes_to_the_bit, plan_of, resume, same, weights_of
 
 FREE = TrustRegion(mode="none")
@@ -59,13 +58,13 @@ def test_ema_follows_its_recursion_and_is_what_evaluation_sees(make_config, make
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
-    original = update_module.with_reference
+    original = Updater.with_reference
 
-    def counted(items, *rest, needed, progress):
+    def counted(self, items, tick, *, needed):
         counts.extend([len(items)] * needed)
-        return original(items, *rest, needed=needed, progress=progress)
+        return original(self, items, tick, needed=needed)
 
-    monkeypatch.setattr(update_module, "with_reference", counted)
+    monkeypatch.setattr(Updater, "with_reference", counted)
     return counts
 
 

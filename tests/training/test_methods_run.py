@@ -108,8 +108,8 @@ def test_every_method_learns(method: str, make_config, make_trainer) -> None:
 
 WAYS = ("sage", "branch", "mix_grpo", "grpo_guard", "nft", "awm", "draft")
 """All steps, one shared step, a window with another solver after it, scaled ratios, both without an SDE, and a gradient of the reward."""
-SIDES = {"flux": 8, "sd3": 8, "ltx2": 32, "ltx2_3": 32, "ltx_condition": 32}
-PICTURED = ("ltx_condition", "ltx2_3", "wan_i2v", "qwen_image_edit")
+SIDES = {"flux": 8, "sd3": 8, "ltx2": 32, "ltx2_3": 32}
+PICTURED = ("ltx2_3", "wan_i2v", "qwen_image_edit")
 """Those that are trained from a picture."""
 OTHERS = ("wan_t2v", "wan22_t2v", "ltx", "flux2", "qwen_image", "z_image")
 

@@ -21,7 +21,7 @@ from sage_grpo.training import update as updates
 from sage_grpo.training.config import BatchConfig, UpdateConfig
 from sage_grpo.training.inputs import build
 from sage_grpo.training.lockstep import Lockstep
-from sage_grpo.training.loss import TrainItem, accumulate
+from sage_grpo.training.loss import TrainItem
 from sage_grpo.training.planner import choose, foresee
 from sage_grpo.training.rollout import NoiseKeys
 from sage_grpo.training.trainer import Trainer
@@ -107,7 +107,7 @@ def test_the_first_loss_is_log_2_and_needs_no_reference(small) -> None:
     trainer = made(small("dpo"))
     passes = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(updates, "replay", lambda *given: passes.append(given))
+        patch.setattr(updates.Updater, "_replayed", lambda *given: passes.append(given) or [])
         row = trainer.step()
     assert not passes
     assert row["loss/policy"] == pytest.approx(math.log(2), rel=1e-6)
@@ -148,7 +148,6 @@ def test_pairs_stay_together_where_clips_are_dealt_to_updates(small) -> None:
     assert replace(plan, chosen=(frozenset({Member(0, 0)}), frozenset({Member(2, 1)}))).skipped == 2
 
 
-CPU = torch.device("cpu")
 HALF = BatchConfig(prompts=2, group_size=4, micro_batch=1, trained_fraction=0.5)
 CLIPS = UpdateConfig(updates_per_rollout=2, deal="clips")
 SHARED = {"same_noise": True, "window": Window(kind="drawn", at=[1, 2])}
@@ -170,7 +169,7 @@ def items_of(trainer, rolled: tuple, update: int) -> list:
 def gradients(trainer, items) -> dict[str, torch.Tensor]:
     for parameter in trainer.state.params.values():
         parameter.grad = None
-    accumulate(trainer.objective, trainer.config.trust_region, items, CPU, kl_lambda=0.0)
+    trainer.updater.accumulate(items, 0.0)
     return {name: p.grad.clone() for name, p in trainer.state.params.items()}
 
 

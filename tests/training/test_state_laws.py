@@ -87,11 +87,11 @@ def test_clips_of_an_evaluation_have_one_name_if_and_only_if_they_have_one_noise
 def test_what_is_carried_back_over_a_step_is_free_of_the_weights_of_the_loss() -> None:
     """The backward pass brings -scale weight J^T push; a clip that counts nothing brings nothing, and keeps what it had."""
     push, came = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[0.5], [-3.0], [7.0]])
-    item = SimpleNamespace(reward_signal=losses.RewardSignal(push), length=1.0, weight=torch.tensor([0.25, 0.5, 0.0]))
+    item = SimpleNamespace(reward_gradient=push, length=1.0, weight=torch.tensor([0.25, 0.5, 0.0]))
     x = torch.zeros(3, 1, requires_grad=True)
     x.grad = -4.0 * item.weight[:, None] * came
     losses.backpropagate(item, x, 4.0)
-    torch.testing.assert_close(item.reward_signal.gradient, torch.tensor([[1.5], [-1.0], [3.0]]))
+    torch.testing.assert_close(push, torch.tensor([[1.5], [-1.0], [3.0]]))
 
 
 @pytest.mark.parametrize(("ahead", "until"), [(4, [2, 2, 2, 4]), (100, [6, 6, 6, 6])])

@@ -42,38 +42,36 @@ def say(text: str) -> None:
 
 GROUPS = {
     "run": {
-        "demo": Command("demo", "train the miniature video model here and show what changed", slow=True),
-        "train": Command("train", "align a video model with a reward", recipes=True, slow=True),
-        "generate": Command("generate", "prompts to mp4 with any kernel, LoRA or checkpoint", slow=True),
-        "evaluate": Command("evaluate", "score a model, or existing mp4 files, with any rewards", slow=True),
+        "demo": Command("demo", "train the miniature video model on this machine", slow=True),
+        "train": Command("train", "train a video model with a reward", recipes=True, slow=True),
+        "generate": Command("generate", "generate clips with any sampler, LoRA or checkpoint", slow=True),
+        "evaluate": Command("evaluate", "score a model, or video files, with any rewards", slow=True),
         "compare": Command(
             "compare",
-            "recipes and settings over seeds: tables with intervals, figures",
+            "compare recipes and settings over several seeds",
             positional="recipes",
             slow=True,
         ),
     },
     "look": {
         "plan": Command(
-            "plan", "passes, memory and time of a run, before any weights are there", recipes=True, runs=True, slow=True
+            "plan", "estimate memory and time of a run without weights", recipes=True, runs=True, slow=True
         ),
-        "doctor": Command(
-            "doctor", "check machine, model, reward and configuration before a run", recipes=True, slow=True
-        ),
-        "inspect": Command("inspect", "tables of samplers on a schedule"),
-        "probe": Command("probe", "measure which steps to branch at and with how much noise", recipes=True, slow=True),
-        "rewards": Command("rewards", "every reward with its requirements, and which are ready here", positional="of"),
-        "report": Command(
-            "report", "a page about runs: curves, scores, clips side by side", positional="runs", many=True
-        ),
+        "doctor": Command("doctor", "check machine, model, reward and settings before a run", recipes=True, slow=True),
+        "inspect": Command("inspect", "print tables of samplers on a noise schedule"),
+        "probe": Command("probe", "measure which steps to branch at, and how much noise", recipes=True, slow=True),
+        "rewards": Command("rewards", "list rewards, their requirements and which are ready", positional="of"),
+        "report": Command("report", "write a page with curves, scores and clips of runs", positional="runs", many=True),
     },
     "publish": {
-        "export": Command("export", "a checkpoint as LoRA, merged or full weights", positional="source", slow=True),
-        "download": Command("download", "fetch and check all files of a recipe, with sizes first", recipes=True),
+        "export": Command(
+            "export", "export a checkpoint as LoRA, merged or full weights", positional="source", slow=True
+        ),
+        "download": Command("download", "download and check all files of a recipe", recipes=True),
     },
     "serve": {
-        "serve-reward": Command("serve_reward", "host rewards over HTTP for training on another machine"),
-        "study": Command("study", "a blind study in the browser: people compare two videos", positional="action"),
+        "serve-reward": Command("serve_reward", "serve rewards over HTTP to another machine"),
+        "study": Command("study", "run a blind study of clips in the browser", positional="action"),
     },
 }
 """The commands by the groups that `sage-grpo --help` shows."""

@@ -1,7 +1,7 @@
-"""Compare recipes and settings over seeds: many runs side by side, one file of rows, tables with intervals, figures, a report.
+"""Compare recipes and settings over several seeds: tables with intervals, figures and a report.
 
-`sage-grpo compare shapes/branch shapes/sage --vary optimizer.lr=2e-5,5e-5 --seeds 8 --out FOLDER` runs a grid, `--suite FILE.yaml` an experiment
-that a file states, and `--table FOLDER` draws tables and figures again. The same command continues what was interrupted (docs/compare.md).
+`sage-grpo compare shapes/branch shapes/sage --vary optimizer.lr=2e-5,5e-5 --seeds 8 --out FOLDER` runs a grid, `--suite FILE.yaml` an
+experiment from a file, and `--table FOLDER` redraws tables and figures. The same command resumes an interrupted comparison.
 """
 
 from __future__ import annotations
@@ -29,38 +29,39 @@ if TYPE_CHECKING:
 
 @checked
 class Options:
-    """Options of a comparison."""
+    """Recipes to compare, and their seeds."""
 
     recipes: list[str] = field(default_factory=list)
     """Recipes or recipe files (YAML) to compare; the words before all options."""
     vary: list[str] = field(default_factory=list)
-    """Fields with several values, FIELD=VALUE,VALUE: every combination of them with every recipe is an arm."""
+    """Fields with several values, FIELD=VALUE,VALUE; each combination with each recipe is an arm."""
     set: list[str] = field(default_factory=list)
     """Fields with one value for all arms, FIELD=VALUE."""
     suite: Path | None = None
-    """YAML file of an experiment, in place of recipes (docs/compare.md)."""
+    """YAML file of an experiment, instead of recipes (docs/compare.md)."""
     arms: list[str] = field(default_factory=list)
-    """Make only the runs of these arms, by name; the others stay missing. Empty is all."""
+    """Names of the arms to run; empty is all."""
     size: Size = "full"
-    """Size of the suite: full (all arms), brief (the arms that decide), or smoke, which only shows that it works."""
+    """Size of the suite: full, brief (the decisive arms), or smoke (a quick test)."""
     seeds: Count | None = None
-    """Seeds of every arm; None is the suite's number, and 8 for recipes."""
+    """Seeds per arm; None is the suite's number, or 8 for recipes."""
     first_seed: Seed = FIRST_SEED
-    """The first seed, where `seeds` is given; the others follow."""
+    """First seed, if seeds is given; the others follow."""
     iterations: Count | None = None
     """Iterations of all runs; None is the recipe's or the suite's."""
     points: list[Natural] = field(default_factory=list)
-    """Iterations that are evaluated besides the first and the last; empty goes by evaluate.every, or the suite."""
+    """Iterations to evaluate besides the first and the last; empty follows evaluate.every or the suite."""
     baseline: str | None = None
-    """The arm that others are compared with; None is the first. A recipe's name means its first arm."""
+    """Arm to compare the others with; None is the first."""
     out: Folder | None = None
-    """Folder of runs.jsonl and what derives from it. Runs that it holds are not made again. None is runs/compare; with `table`, that folder itself."""
+    """Folder of runs.jsonl and the tables; existing runs are not repeated. None is runs/compare, or the table's
+    folder."""
     jobs: Count | Literal["auto"] = "auto"
-    """Runs side by side. auto: the cores, or 16 of the miniature on a GPU, or one of a real model on each."""
+    """Parallel runs; auto is one per core, 16 miniatures per GPU, or one real model per GPU."""
     weights: bool = False
-    """Keep the final weights of every run, in weights/."""
+    """Keep the final weights of every run."""
     table: Folder | None = None
-    """Only draw the tables and figures of this folder again. `out` takes them elsewhere."""
+    """Redraw the tables and figures of this folder, without training."""
 
 
 def defaults(argv: list[str]) -> tuple[None, list[str]]:

@@ -1,8 +1,7 @@
-"""A check-up of this machine, model, reward and configuration: `sage-grpo doctor RECIPE` (or FILE.yaml).
+"""Check this machine, model, reward and configuration before a run: `sage-grpo doctor RECIPE` (or FILE.yaml).
 
-Takes every option of `train`. Samples a few clips, makes one update in memory and writes nothing. Every check is a line with pass,
-warn, fail or skip and the measured value; a warning or a failure also has its reason and its remedy. The exit status is 1
-where a check fails.
+Takes every option of `train`. Samples a few clips, makes one update in memory and writes nothing. Each check prints pass, warn, fail or
+skip with the measured value, and what to do about a problem. The exit status is 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class Options(TrainConfig):
     json: bool = False
     """Print JSON only."""
     doctor: DoctorSpec = DoctorSpec()
-    """Amount to sample."""
+    """Size of the test rollout."""
 
 
 def run(options: Options) -> int:

@@ -1,7 +1,7 @@
-"""Fetch and check everything that a recipe needs: `sage-grpo download RECIPE` (or FILE.yaml). Lists it with sizes first.
+"""Download and check all files that a recipe needs: `sage-grpo download RECIPE` (or FILE.yaml). Lists sizes first.
 
-Takes every option of `train`. Names on the hub go to the hub's cache, where `train` finds them also without a network; a folder that a reward wants is made where
-its option says. Files that the hub does not have (prompts, files of other sites) are listed with their source, and the exit status is 1 while any of them is missing.
+Takes every option of `train`. Hub files go to the hub's cache; files of a reward go to the folder that its option names. Files from
+other sites are listed with their source, and the exit status is 1 while one is missing.
 """
 
 from __future__ import annotations

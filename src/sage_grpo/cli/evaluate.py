@@ -1,7 +1,7 @@
-"""Score a model on held-out prompts with the ODE and fixed seeds, or score existing video files, with any rewards.
+"""Score a model on held-out prompts, or score existing video files, with any rewards.
 
-`--run DIR` takes a run's model, trained weights, rewards, held-out prompts and evaluation settings as defaults, so that the scores equal
-those of its own evaluations; options on the command line win. `--pairs` evaluates the base as well and compares clip by clip.
+`--run DIR` takes a run's model, weights, rewards, held-out prompts and settings as defaults, so that the scores equal the run's own;
+options on the command line win. `--pairs true` also evaluates the base model and compares clip by clip.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(EvaluateSpec):
-    """Model or clips to evaluate, and the output."""
+    """The model or clips to evaluate, and the output."""
 
     pairs: bool = False
-    """Evaluate the base model too, on the same prompts and noises, and give the differences with their intervals."""
+    """Also evaluate the base model on the same prompts and noise, and report paired differences with intervals."""
     videos: Path | None = None
-    """A folder of video files to score instead of a model's."""
+    """A folder of video files to score, instead of a model's clips."""
     out: Path | None = None
-    """Folder for scores.json (pairs.json), and for a contact sheet (or scores.csv for files)."""
+    """Folder for scores.json or pairs.json, and for a contact sheet or scores.csv."""
     json: bool = False
     """Print JSON only."""
 

@@ -1,8 +1,7 @@
-"""Write a checkpoint of a run as weights that load into diffusers: a LoRA, a merged model or full weights, with a model card.
+"""Export a run's checkpoint as weights for diffusers: a LoRA, a merged model or full weights, with a model card.
 
-`sage-grpo export SOURCE --base DIFFUSERS_CHECKPOINT --out FOLDER` writes HunyuanVideo-1.5 weights of the original layout, which the paper's
-released code trains, as a diffusers checkpoint (for `--model.path`); `--to original` writes a diffusers checkpoint's transformer under its
-authors' names.
+`sage-grpo export SOURCE --base DIFFUSERS_CHECKPOINT --out FOLDER` converts HunyuanVideo-1.5 weights of the original layout to diffusers;
+`--to original` converts a diffusers transformer to the original names.
 """
 
 from __future__ import annotations
@@ -16,31 +15,30 @@ from sage_grpo.config.ranges import Folder, Natural, checked
 
 @checked
 class Options:
-    """A checkpoint to export, or weights to convert, and the format."""
+    """The checkpoint to export, or weights to convert, and the format."""
 
     run: str = ""
     """Folder of a run."""
     source: str = ""
-    """In place of `run`, weights to convert: a .safetensors file or a folder of them; with `to: original` a diffusers checkpoint, a folder or a hub
-    name."""
+    """Instead of run: a .safetensors file or folder to convert; with to original, a diffusers folder or hub id."""
     to: Literal["diffusers", "original"] = "diffusers"
-    """With `source`: the layout to write."""
+    """With source: the layout to write."""
     base: str = "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v"
-    """With `source`: the diffusers checkpoint of the same kind, a folder or a hub name; it gives the VAE, the text encoders and the configuration."""
+    """With source: the diffusers checkpoint that provides VAE, text encoders and configuration; a folder or hub id."""
     checkpoint: Natural | None = None
     """Iteration of the checkpoint; None is the newest good one."""
     ema: bool = False
-    """Take the moving average of the weights."""
+    """Export the moving average of the weights."""
     merged: bool = False
-    """Fold a LoRA into the base model and write the whole model. Prefer the LoRA where it can be loaded: merging rounds small updates away
-    (the command says how much of them) unless `dtype` is float32."""
+    """Merge the LoRA into the base model and write the whole model; in bfloat16 this rounds small updates away."""
+    format: Literal["diffusers", "comfy", "kohya", "lightx2v", "peft"] = "diffusers"
+    """Names in a LoRA's file: diffusers', or those of ComfyUI, kohya's programs, LightX2V or peft."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Number format of the weights. None: the run's `model.dtype` for a whole model, float32 for a LoRA, the source's own for `source`. Modules that
-    the family keeps in float32 (Wan's norms and time embedding) stay so."""
+    """Precision of the weights. None is the model's for whole models, float32 for a LoRA, the source's for source."""
     out: Folder = "export"
-    """Folder to write; with `source` it must not exist."""
+    """Folder to write; with source it must not exist."""
     trust_run: bool = False
-    """Also load Python code that the run's config.yaml names (a custom model family). It runs with all your rights."""
+    """Also load Python code that the run's config.yaml names (a custom model family), with all your rights."""
 
     def __post_init__(self) -> None:
         default = {field.name: field.default for field in fields(self)}
@@ -56,7 +54,7 @@ class Options:
             )
 
 
-OF_A_RUN = ("run", "checkpoint", "ema", "merged", "trust_run")
+OF_A_RUN = ("run", "checkpoint", "ema", "merged", "format", "trust_run")
 OF_A_SOURCE = ("to", "base")
 
 
@@ -91,6 +89,7 @@ def _convert(options: Options) -> int:
 def _export(options: Options) -> int:
     from sage_grpo.models.base import abilities
     from sage_grpo.models.checkpoints.from_configs import adapter_alone
+    from sage_grpo.models.checkpoints.lora_names import TITLES, save_lora_for
     from sage_grpo.run.saved import find_checkpoint, read_config, refuse_own
     from sage_grpo.training.state import load_weights
 
@@ -99,11 +98,18 @@ def _export(options: Options) -> int:
     folder = find_checkpoint(Path(options.run), options.checkpoint)
     spec = config.model if options.dtype is None else replace(config.model, dtype=options.dtype)
     whole = options.merged or spec.lora is None
+    if whole and options.format != "diffusers":
+        why = "--merged folds it into the model" if options.merged else f"{options.run} trained all weights"
+        raise ValueError(f"--format {options.format} writes a LoRA, but {why}: leave --format out.")
     spec.check_named()
     model = spec.load() if whole or spec.own_family is not None else adapter_alone(spec)
     weights = load_weights(folder, model, ema=options.ema)
     if options.dtype == "bfloat16" and not whole:
         weights = {name: tensor.bfloat16() for name, tensor in weights.items()}
+    if options.format != "diffusers":
+        for file in save_lora_for(options.format, Path(options.out), model, weights):
+            print(f"Wrote {file} from {folder}{' (EMA)' if options.ema else ''}, for {TITLES[options.format]}.")
+        return 0
     model.save(options.out, weights=weights, merged=options.merged)
     print(f"Wrote {options.out} from {folder}{' (EMA)' if options.ema else ''}.")
     merged = abilities(model).choices.get("merged")

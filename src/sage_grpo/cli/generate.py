@@ -1,6 +1,6 @@
-"""Prompts to mp4 files and a contact sheet, with any kernel, LoRA or checkpoint.
+"""Generate clips (mp4) and a contact sheet, with any sampler, LoRA or checkpoint.
 
-`--run DIR` takes the model of a run as it was trained (checkpoint, sizes, fps, guidance, shift, dtype) with any of its weights.
+`--run DIR` uses a run's model and weights with its own sizes, fps, guidance, shift and precision.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Options(GenerateSpec):
     """Clips to generate, and their folder."""
 
     out: Folder = "outputs"
-    """Folder for the files."""
+    """Folder of the clips."""
     first: Count | None = None
-    """Only the first so many prompts of a list; None takes all."""
+    """Use only the first N prompts of a list."""
     rewards: list[RewardSpec] = field(default_factory=list)
-    """Score the clips with these, and write pairs.jsonl for data.clips: of every prompt the best clip and the worst (docs/preferences.md)."""
+    """Score the clips, and write each prompt's best and worst to pairs.jsonl for data.clips (docs/preferences.md)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

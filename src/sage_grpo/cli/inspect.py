@@ -1,4 +1,4 @@
-"""Tables of samplers on a schedule, without a network."""
+"""Print tables of samplers on a noise schedule, without a network."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class Options:
     """Kernels and schedule to inspect, and the output."""
 
     kernels: list[str] = field(default_factory=lambda: list(KERNELS))
-    """Kernels to compare: ode, flow, linear, dance, sage, cps, sage_exact, or your own as module:Class."""
+    """Samplers to compare, by name or your own as module:Class."""
     steps: Count = 20
     """Steps of the rollout."""
     model: str | None = None
-    """Folder or hub name of a checkpoint whose scheduler makes the grid (its configuration files are enough); null is an even grid from 1."""
+    """Checkpoint (folder or hub id) whose scheduler makes the grid; null is an even grid from 1."""
     shift: Positive | None = None
-    """Shift of the grid: 1 leaves it even. null is the model's own, and 5 without a model."""
+    """Shift of the grid; null is the model's, or 5 without a model."""
     eta: Annotated[float, Range(0, 10)] = 0.5
     """Exploration scale (cps: at most 1)."""
     sigma_max: OfGrid | None = None
-    """Clamp of sage and sage_exact near pure noise; null takes each kernel's default."""
+    """Upper clamp of the noise level (sage, sage_exact); null is the sampler's default."""
     deterministic_last: bool | None = None
-    """Make the last step an ODE step; null takes the kernel's default, as rollout.deterministic_last of a run does."""
+    """Make the last step an ODE step; null is the sampler's default."""
     window: Window = field(default_factory=Window)
-    """Steps that explore (a random or sliding window is shown as in the first iteration)."""
+    """Steps that explore; random and sliding windows are shown for the first iteration."""
     json: bool = False
     """Print JSON only."""
 

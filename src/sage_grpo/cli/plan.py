@@ -1,7 +1,7 @@
-"""Network evaluations, memory and time of a run, before any weights are loaded or downloaded: `sage-grpo plan RECIPE` (or FILE.yaml, or a run's folder).
+"""Estimate cost, memory and time of a run without loading weights: `sage-grpo plan RECIPE` (or FILE.yaml, or a run's folder).
 
-Takes every option of `train`. Prints the division of prompts, groups, ranks and micro-batches, the network evaluations of every phase, its
-memory and time on a GPU of your choice, and the changes to make first where the run does not fit.
+Takes every option of `train`. Prints the batch arithmetic, the network evaluations of every phase, memory and time on a GPU of your
+choice, and what to change if the run does not fit.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Options(TrainConfig):
     """A training configuration and a machine."""
 
     gpus: Count | None = None
-    """Processes of the run, one a GPU; None is the product of the `parallel` options."""
+    """Processes of the run, one per GPU; None is the product of the parallel options."""
     gpu: str | None = None
-    """Their kind: h200, h100, a100-80, a100-40, l40s, rtx4090, ...; "cpu"; None is this machine's, or an h200 where it has none."""
+    """GPU type: h200, h100, a100-80, a100-40, l40s, rtx4090, ..., or cpu. None is this machine's, or h200."""
     worker_gpu: str | None = None
-    """With rollout.on ray, the kind of the workers' GPUs; None is the trainer's."""
+    """With rollout.on ray, the GPU type of the workers; None is the trainer's."""
     json: bool = False
     """Print JSON only."""
 

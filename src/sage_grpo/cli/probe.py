@@ -1,7 +1,6 @@
-"""The variance of a reward by the steps that cause it, without a gradient: steps to branch at, their weights, and the noise level.
+"""Measure how much reward variance each denoising step causes: steps to branch at, their weights, and the noise level.
 
-Takes every option of `train`, so that a recipe, a configuration file or a run's folder gives model, reward and prompts; options of updates
-have no effect. Runs in one process.
+Takes every option of `train` for model, reward and prompts; options of updates have no effect. Runs in one process.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from sage_grpo.utils.text import narrow_table, progress_bar
 
 @dataclass(frozen=True, kw_only=True)
 class Options(TrainConfig):
-    """A training configuration, or a run, to probe."""
+    """The configuration or run to probe."""
 
     run: str | None = None
-    """Folder of a run: its configuration becomes the defaults of all options, and its weights are used."""
+    """Folder of a run; its settings become the defaults and its weights are used."""
     weights: Literal["final", "best", "base"] | None = None
-    """Weights of the run: after training (the default), of its best evaluation, or those it started from."""
+    """Weights of the run: final (the default), best, or base (before training)."""
     checkpoint: Natural | None = None
-    """Weights of the run's checkpoint of this iteration."""
+    """Use the weights of the checkpoint of this iteration."""
     ema: bool | None = None
-    """Moving average of the weights, or the weights themselves; None is the average where the run keeps one."""
+    """Use the moving average of the weights; None does so where the run keeps one."""
     trust_run: bool = False
-    """Also load Python code and call reward servers that the run's config.yaml names. Code runs with all your rights."""
+    """Also load Python code and call reward servers that the run's config.yaml names, with all your rights."""
     probe: ProbeSpec = ProbeSpec()
-    """Amount to sample."""
+    """Size of the probe."""
 
 
 def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:

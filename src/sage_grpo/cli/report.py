@@ -1,6 +1,6 @@
-"""A page about one or several runs: scores with intervals, curves, settings, events, and clips side by side.
+"""Write a page about one or several runs: scores with intervals, curves, settings, events and clips side by side.
 
-`sage-grpo report runs/a runs/b` writes report.html, which needs no network and no server; `--watch` writes it again while a run goes on.
+`sage-grpo report runs/a runs/b` writes report.html, which needs no network and no server; `--watch true` updates it during a run.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from sage_grpo.config.ranges import NotNegative, Seconds, checked
 
 @checked
 class Options:
-    """Runs, and the place of the page."""
+    """Runs, and the page's location."""
 
     runs: list[str] = field(default_factory=list)
-    """Folders of runs; words without an option before them are such folders."""
+    """Folders of runs; words before all options are folders too."""
     out: Path | None = None
-    """The page; None is report.html in the folder of a single run, and in the current folder for several."""
+    """The page; None is report.html in the run's folder, or in the current folder for several runs."""
     embed_megabytes: NotNegative = 12.0
-    """Clips up to this size together are inside the page; more are put into a folder beside it (report_clips)."""
+    """Embed clips in the page up to this total size in MB; beyond it they go to a folder beside it."""
     watch: bool = False
-    """Write the page again whenever a run has changed, until all have finished or Ctrl-C; reload it in the browser."""
+    """Rewrite the page whenever a run changes, until all have finished or Ctrl-C."""
     every: Seconds = 3.0
-    """Seconds between two looks at the runs, with `watch`."""
+    """Seconds between checks, with watch."""
 
 
 def run(options: Options) -> int:

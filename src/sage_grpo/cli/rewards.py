@@ -1,7 +1,7 @@
-"""Every reward with its requirements (files, extras, GPU memory, license), and those that are ready on this machine.
+"""List rewards with their requirements (files, extras, GPU memory, license), and which are ready on this machine.
 
-`sage-grpo rewards` lists all; `sage-grpo rewards RECIPE` (or FILE.yaml, or a run's folder) looks at those of a configuration, and exits with 1
-where something is missing. Nothing is loaded, downloaded or sent.
+`sage-grpo rewards` lists all; `sage-grpo rewards RECIPE` (or FILE.yaml, or a run's folder) lists those of a configuration, with exit
+status 1 if something is missing. Nothing is loaded, downloaded or sent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Options:
     """Rewards to list, and the output."""
 
     of: str | None = None
-    """A recipe, a YAML file or the folder of a run: look at its rewards. None lists all rewards."""
+    """A recipe, YAML file or run folder whose rewards to list; None lists all."""
     json: bool = False
     """Print JSON only."""
 

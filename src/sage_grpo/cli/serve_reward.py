@@ -1,4 +1,4 @@
-"""`sage-grpo serve-reward`: host any configured rewards over HTTP for a training run elsewhere."""
+"""Serve rewards over HTTP to a training run on another machine."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Options:
     """Rewards to serve, and the address."""
 
     rewards: list[RewardSpec]
-    """The rewards; all their parts are returned, the client applies the weights."""
+    """Rewards to serve; all parts are returned, and the client applies the weights."""
     host: str = "127.0.0.1"
-    """Address to listen on; an address that other machines reach requires a token."""
+    """Address to listen on; one that other machines can reach requires a token."""
     port: Annotated[int, Range(0, 65535)] = 8765
     """Port to listen on."""
     token_env: str = "SAGE_GRPO_REWARD_TOKEN"
-    """Environment variable that holds the token that clients must send; never given on the command line."""
+    """Environment variable with the token that clients must send."""
     device: str = "cpu"
     """Device of the rewards."""
     limits: ServerLimits = field(default_factory=ServerLimits)

@@ -1,7 +1,7 @@
-"""A blind study in the browser: people compare videos of two methods, side by side.
+"""Run a blind study in the browser: people compare videos of two methods side by side.
 
-`create` checks and copies the videos, `links` invites raters, `serve` runs the server, `results` prints win rates and agreement, `export` writes every
-vote as CSV, or the preferred and the other clip of every pair for training (docs/preferences.md).
+`create` checks and copies the videos, `links` invites raters, `serve` runs the server, `results` prints win rates and agreement, and
+`export` writes the votes as CSV, or preferred pairs for training (docs/preferences.md).
 """
 
 from __future__ import annotations
@@ -28,58 +28,57 @@ class StudyLimits:
     """Limits of the server."""
 
     rate: Positive = 20.0
-    """Requests a second that each rater may make, apart from videos; more are answered 429, and the page waits."""
+    """Requests per second that each rater may make, apart from videos."""
     burst: Count = 60
-    """Requests above that rate that are allowed at once. Wrong tokens and names of one address are limited the same way."""
+    """Requests above that rate that are allowed at once."""
 
 
 @checked
 class Options:
-    """An action and its study."""
+    """An action, and its study."""
 
     action: Literal["create", "links", "serve", "results", "export"]
-    """Action."""
+    """Action on the study."""
     study: Path = Path("study")
     """Folder of the study."""
     methods: dict[str, str] = field(default_factory=dict)
-    """create: name of each method and the folder of its clips, {sage: clips/sage, base: clips/base}. Raters never see the names."""
+    """create: each method's name and clips, {sage: clips/sage, base: clips/base}. Raters never see the names."""
     prompts: Path | None = None
-    """create: .txt, .csv or .jsonl file of the prompts. A column `file` names the clip in each folder; without it the clip of the k-th
-    prompt begins with its number from 0000, as `sage-grpo generate` writes them."""
+    """create: .txt, .csv or .jsonl file of prompts; column file names the clip, else clips are numbered from 0000."""
     title: str = "Which video is better?"
     """create: the title that raters read."""
     dimensions: dict[str, str] = field(default_factory=lambda: dict(DIMENSIONS))
     """create: name and question of every dimension."""
     against: str | None = None
-    """create: compare this method with each of the others; None compares every two methods."""
+    """create: compare this method with each other one; None compares all pairs."""
     checks: Annotated[float, Range(0, 0.5)] = 0.1
-    """create: attention checks (a clip with itself, or with a spoilt copy) as a share of a rater's comparisons; 0 is none."""
+    """create: attention checks as a share of a rater's comparisons; 0 is none."""
     max_failed: Share = 0.25
-    """create: raters who fail a larger share of their attention checks are flagged."""
+    """create: flag raters who fail a larger share of their attention checks."""
     seed: Seed | None = None
     """create: seed of pairs, sides and orders; None draws one."""
     raters: Count | None = None
-    """links: number of raters to add. Their links are shown once: only hashes of the tokens are kept."""
+    """links: raters to add. Each link is shown once, since only its hash is stored."""
     renew: str | None = None
-    """links: number of the rater, or "admin" for the results, whose link is replaced by a new one."""
+    """links: number of the rater (or admin) whose link to replace."""
     url: str = f"http://127.0.0.1:{PORT}"
-    """create, links: the address at which raters reach the server."""
+    """create, links: address at which raters reach the server."""
     host: str = "127.0.0.1"
     """serve: address to listen on."""
     port: Annotated[int, Range(0, 65535)] = PORT
     """serve: port to listen on."""
     limits: StudyLimits = field(default_factory=StudyLimits)
-    """serve: requests a second."""
+    """serve: limits on requests."""
     exclude_flagged: bool = False
-    """results, export for training: leave out the votes of raters who failed the attention checks."""
+    """results, export for training: leave out raters who failed the attention checks."""
     json: bool = False
     """results: print JSON."""
     out: Path | None = None
-    """export: file to write; null is votes.csv, or for training pairs.jsonl in the folder of the study."""
+    """export: file to write; null is votes.csv, or pairs.jsonl for training."""
     for_training: bool = False
-    """export: write pairs of clips to learn from (data.clips) in place of votes: the majority of each, without undecided ones."""
+    """export: write each pair's majority choice for data.clips, instead of votes."""
     dimension: str | None = None
-    """export for training: the question whose answers count; null counts those to all questions together."""
+    """export for training: the question whose answers count; null is all together."""
 
 
 def run(options: Options) -> int:

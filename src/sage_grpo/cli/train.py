@@ -1,4 +1,4 @@
-"""Align a video model with a reward: `sage-grpo train RECIPE` (or FILE.yaml, which may name its `recipe`) starts from a whole configuration."""
+"""Train a video model with a reward: `sage-grpo train RECIPE` (or FILE.yaml, which may name its `recipe`)."""
 
 from __future__ import annotations
 

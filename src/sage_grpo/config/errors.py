@@ -68,7 +68,7 @@ def recipe_hint(name: str, targets: Collection[str]) -> str:
         return ""
     return (
         f" {family} is a family of models without a recipe of its own; another recipe trains it: sage-grpo train wan/branch --model.path MODEL "
-        "--rewards FILE. An image is a clip of one frame, for rewards of single frames (docs/models.md)."
+        "--rewards FILE. An image is a clip of one frame, for rewards of single frames (docs/image-models.md)."
     )
 
 

@@ -15,44 +15,41 @@ class ParallelError(ValueError):
 
 @checked
 class ParallelSpec:
-    """Layout of a run on several processes: data parallel (replicated x sharded) x sequence parallel. One process ignores it."""
+    """Layout of several processes; one process ignores it."""
 
     affects: ClassVar[Effect] = "machine"
     dp_replicate: Count = 1
-    """Copies of the sharded weights (HSDP): 1 shards over all ranks; on slow networks, use the number of nodes."""
+    """Copies of the sharded weights (HSDP); on slow networks, the number of nodes."""
     dp_shard: Count | None = None
-    """Data-parallel ranks that share one copy of the weights; None is what the number of processes leaves over."""
+    """Ranks that share one copy of the weights; None is all that remain."""
     sp: Count = 1
-    """Ranks that share the tokens of one clip (Ulysses); must divide the attention heads. Use it when one clip's activations do
-    not fit, or to shorten a rollout."""
+    """Ranks that share one clip (Ulysses sequence parallel); must divide the attention heads."""
     reshard: bool = True
-    """Free a block's gathered weights after its forward pass and gather them again in the backward pass: less memory, more
-    traffic."""
+    """Free gathered weights after each forward pass: less memory, more traffic."""
     cpu_offload: bool = False
     """Keep sharded weights, gradients and optimizer state in CPU memory."""
     sync_every_pass: bool = False
-    """Reduce gradients after every backward pass, not once per update: more traffic, but no rank keeps whole gradients (4 bytes
-    per trainable parameter)."""
+    """Reduce gradients after every backward pass: less memory, more traffic."""
     timeout: Seconds = 1800.0
-    """Seconds that ranks wait for one another before the run stops and names the missing one."""
+    """Seconds to wait for a missing rank before the run stops."""
 
 
 @checked
 class RaySpec:
-    """Workers on Ray that sample and score clips for the trainer (docs/guides/ray.md)."""
+    """Ray workers that sample and score (docs/scale.md#sample-on-other-gpus-with-ray)."""
 
     affects: ClassVar[Effect] = "machine"
     address: str | None = None
-    """A cluster that is there: "auto" on one of its nodes, or HOST:PORT. None starts one for the run, which only this machine can reach."""
+    """A running cluster: auto on one of its nodes, or HOST:PORT. None starts a local one."""
     workers: Count = 2
-    """Workers at most. One that the cluster has no room for starts as soon as it has; one that dies is replaced."""
+    """Most workers; they start as the cluster has room, and are replaced when they die."""
     gpus: NotNegative | None = None
-    """GPUs of a worker; 0.25 lets four share one. None is 1 where the trainer computes on one, else 0."""
+    """GPUs per worker, such as 0.25; None is 1 if the trainer uses a GPU, else 0."""
     cpus: Positive = 1.0
-    """CPUs that Ray reserves for a worker."""
+    """CPUs that Ray reserves per worker."""
     limit: Positive = 0.25
-    """A worker whose log-probabilities differ from those of the trainer's replay by more than this share of the clip range ends the run (without a ratio:
-    of the range that `surrogate.clip_scale` gives)."""
+    """Difference of a worker's log-probabilities from the trainer's, as a share of the clip range, that ends the
+    run."""
     patience: Seconds = 600.0
     """Seconds without any worker after which the run stops."""
 

@@ -39,10 +39,9 @@ class EvaluateSpec(Choice):
     """Options of an evaluation."""
 
     model: ModelSpec = ModelSpec(train=False)
-    """The model; without a run or a path, the small checkpoint that the package carries."""
+    """The model; by default the run's, or the included miniature."""
     prompts: str | None = "shapes"
-    """Prompts: a .txt, .csv, .json or .jsonl file, "shapes" for the held-out split of the embedded world, "starter_eval" (or "starter") for those of
-    the package, or "train" for a run's training prompts."""
+    """Prompts: a file, shapes (held-out), starter_eval, or train for a run's training prompts."""
     rewards: list[RewardSpec] = field(
         default_factory=lambda: [RewardSpec(name="shapes", weights={"TA": 1.0, "MQ": 0.5, "VQ": 0.5})]
     )
@@ -50,9 +49,9 @@ class EvaluateSpec(Choice):
     max_failed_fraction: Share = 0.25
     """Share of clips whose reward may fail."""
     settings: EvalConfig = EvalConfig()
-    """Number of prompts, steps, seed."""
+    """Number of prompts, steps and seed."""
     micro_batch: Count = 8
-    """Clips that are sampled, or read from files, together."""
+    """Clips per network pass, or read from files at a time."""
 
     @classmethod
     def of_run(cls, run: str, *, trust: bool, rewards: bool = True) -> Self:

@@ -34,27 +34,25 @@ class GenerateSpec(Choice):
     """Options of a generation."""
 
     model: ModelSpec = ModelSpec(train=False)
-    """The video model; without a run or a path, the small checkpoint that the package carries."""
+    """The model; by default the run's, or the included miniature."""
     prompts: list[str] | str = ""
-    """A prompt, a list of them, a file (.txt, .csv, .json or .jsonl), "starter" or "starter_eval", or "shapes" for the training
-    prompts of the embedded world."""
+    """A prompt, a list of prompts, a file (.txt, .csv, .json or .jsonl), starter, starter_eval or shapes."""
     images: list[str] = field(default_factory=list)
-    """First frames for an image-to-video model: one per prompt, or one for all."""
+    """First frames for image-to-video models: one per prompt, or one for all."""
     kernel: KernelSpec = KernelSpec(name="ode")
-    """The sampler; ode does not explore."""
+    """The sampler; ode is deterministic."""
     solver: SolverName = "euler"
-    """Solver of the ode kernel: "euler" or "ab2" (second order) on the model's grid, or "checkpoint" for the
-    checkpoint's own scheduler (Wan's multistep UniPC)."""
+    """Solver of the ode kernel: euler, ab2 (second order), or checkpoint (its own scheduler)."""
     deterministic_last: bool | None = None
-    """As rollout.deterministic_last of a run: null ends with ODE steps where the kernel would leave its noise in the video."""
+    """End with an ODE step; null does so where the sampler would leave noise in the clip."""
     steps: Count = 30
     """Denoising steps."""
     per_prompt: Count = 1
     """Clips per prompt."""
     batch: Count = 1
-    """Clips that are sampled together; does not change which clips come out."""
+    """Clips per network pass; does not change the clips."""
     seed: Seed = 0
-    """Seed of the first clip; the next clips take the next seeds. A prompt file's own seeds win."""
+    """Seed of the first clip; later clips take the next seeds. Seeds in a prompt file win."""
     progress: bool = True
     """Show a progress bar."""
 

@@ -1,7 +1,7 @@
 """Detection of checkpoints that were distilled to few steps or to no guidance, and advice where they are used as if they were not.
 
 No file of such a checkpoint forbids guidance: its network has the same shape as the one it was made from, and loads with that one's
-guidance and steps. It is recognized by its name (on the hub, as a folder, in a config or a model card) or a setting of its files.
+guidance and steps. It is recognized by its name, on the hub or as a folder.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from sage_grpo.models.checkpoints.files import read_if_there
 from sage_grpo.models.spec import ModelSpec
 
 SIGNS: Mapping[str, tuple[int, int] | None] = {
@@ -62,14 +60,11 @@ class Distilled:
         )
 
 
-def find_distilled(spec: ModelSpec, folder: Path | None) -> Distilled | None:
-    """The distillation that the names of a checkpoint and its adapters, or its files, show; `folder` is None where it is not on this machine."""
+def find_distilled(spec: ModelSpec) -> Distilled | None:
+    """The distillation that the names of a checkpoint and its adapters show."""
     names = [("the file of an adapter", f"{Path(one.path).name}/{one.file}") for one in spec.adapters]
-    if spec.path in (None, "shapes") and not names:
-        return None
-    names.append(("its name", Path(str(spec.path)).name))  # without the hub's owners and the folders above
-    cached = [] if folder is None else [part for part in folder.parts if part.startswith("models--")]
-    names += [("its name on the hub", part.rsplit("--", 1)[-1]) for part in cached]
+    if spec.path not in (None, "shapes"):
+        names.append(("its name", Path(spec.path).name))  # without the hub's owners and the folders above
     if any(UNDONE.search(name.casefold()) for _, name in names):
         return None
     for where, name in names:
@@ -79,33 +74,12 @@ def find_distilled(spec: ModelSpec, folder: Path | None) -> Distilled | None:
             counted = COUNTED.search(name.casefold())
             steps = SIGNS[sign] if counted is None else (int(counted[1]), int(counted[1]))
             return Distilled(evidence=f'{where} is "{name}"', steps=steps)
-    return None if folder is None else _by_files(folder)
-
-
-def steps_of(spec: ModelSpec) -> int:
-    """Default number of steps of an evaluation: that of the stated grid, or the most that the authors of a distilled model take, else 40. Only the
-    names of the model and its adapters are read, so that a plan and a run agree."""
-    if spec.sigmas:
-        return len(spec.sigmas)
-    distilled = find_distilled(spec, None)
-    return USUAL if distilled is None or distilled.steps is None else distilled.steps[1]
-
-
-def _by_files(folder: Path) -> Distilled | None:
-    index, guider = read_if_there(folder / "model_index.json"), read_if_there(folder / "guider" / "guider_config.json")
-    config = read_if_there(folder / "transformer" / "config.json")
-    scheduler = read_if_there(folder / "scheduler" / "scheduler_config.json")
-    if guider.get("_class_name") == "ClassifierFreeGuidance" and guider.get("guidance_scale") == 1:
-        return Distilled(evidence="guider/guider_config.json has guidance_scale 1")
-    if index.get("_class_name") == "Flux2KleinPipeline" and index.get("is_distilled"):
-        return Distilled(evidence="is_distilled in model_index.json", steps=(4, 4))
-    if index.get("_class_name") == "FluxPipeline" and config and is_schnell(config, scheduler):
-        why = "its transformer has no guidance input and its shift is fixed, as FLUX.1-schnell's"
-        return Distilled(evidence=why, steps=(1, 4))
     return None
 
 
-def is_schnell(transformer: Mapping[str, Any], scheduler: Mapping[str, Any]) -> bool:
-    """True if configs of FLUX.1 are schnell's: no guidance input, and a shift that does not grow with the image. One condition is not enough: dev
-    without its guidance input (a "de-distilled" one) keeps dev's scheduler."""
-    return not transformer.get("guidance_embeds") and not scheduler.get("use_dynamic_shifting")
+def steps_of(spec: ModelSpec) -> int:
+    """Default number of steps of an evaluation: that of the stated grid, or the most that the authors of a distilled model take, else 40."""
+    if spec.sigmas:
+        return len(spec.sigmas)
+    distilled = find_distilled(spec)
+    return USUAL if distilled is None or distilled.steps is None else distilled.steps[1]

@@ -174,7 +174,7 @@ class FamilyModel(ABC):
         if spec.vae_tiling:
             pipe.vae.enable_tiling()
         self._set_attention()
-        warn_if_distilled(spec, folder, self.guidance, self.guidance_scale)
+        warn_if_distilled(spec, self.guidance, self.guidance_scale)
         if spec.compile:
             ragged, both = self.traits.ragged, len(self.experts.components) > 1
             compile_blocks(self.network, self.blocks(), train=spec.train, ragged=ragged)
@@ -245,7 +245,6 @@ class FamilyModel(ABC):
             branches=self.branches,
             solver=self.schedule.solver,
             pixels=self.codec.pixels,
-            decode_frames=self.codec.decode,
             encoder=self.codec,
             start=None if self.strength is None else Start(self, self.strength),
         )
@@ -366,7 +365,7 @@ class FamilyModel(ABC):
         return torch.float32 if master_weights(self.spec) else self.dtype
 
     def decode(self, latents: Tensor, progress: Progress | None = None) -> Tensor:
-        return self.codec.decode(latents, progress=progress)
+        return self.codec.decode(latents, progress)
 
     # ---- training and files
 

@@ -109,8 +109,8 @@ def check_guidance(spec: ModelSpec, folder: Path, index: Mapping[str, Any]) -> N
         )
 
 
-def warn_if_distilled(spec: ModelSpec, folder: Path, guidance: Guidance, scale: float) -> None:
-    distilled = find_distilled(spec, folder)
+def warn_if_distilled(spec: ModelSpec, guidance: Guidance, scale: float) -> None:
+    distilled = find_distilled(spec)
     advice = None if distilled is None or guidance.embedded else distilled.advice(scale)
     if advice is not None:
         warnings.warn(advice, stacklevel=3)

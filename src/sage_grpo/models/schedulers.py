@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -127,17 +127,6 @@ def own_sigmas(scheduler: Any, num_steps: int, shift: float, *, even: bool) -> T
 def steps_from_noise(num_steps: int, strength: float | None) -> int:
     """Number of steps of the grid from pure noise whose last `num_steps` a pipeline makes that starts from a clip; the smallest of several."""
     return num_steps if strength is None else next(n for n in count(num_steps) if int(n * strength) >= num_steps)
-
-
-def start_of(strength: float, levels: Sequence[float]) -> str:
-    """The start of a model that starts from a clip, in words; refuses an invalid strength, and one beside `model.sigmas`, which states its levels."""
-    if not 0 < strength <= 1:
-        raise ModelError(f"The strength in model.options lies above 0 and is at most 1 (pure noise), got {strength:g}.")
-    if levels:
-        raise ModelError(
-            f"The strength {strength:g} in model.options cuts the checkpoint's own grid, and model.sigmas states another: leave one of them out."
-        )
-    return f"each prompt's source_video, noised to the level at which the last {strength:g} of the steps from pure noise begin"
 
 
 class StockSchedule:

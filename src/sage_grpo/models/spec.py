@@ -25,33 +25,32 @@ FAMILIES = ("hunyuan15", "wan", "ltx", "ltx2", "flux", "flux2", "sd3", "qwen_ima
 
 @checked
 class LoraSpec:
-    """A low-rank adapter: its modules, rank, scale and start."""
+    """A low-rank adapter (LoRA)."""
 
     rank: Count = 32
-    """Rank of the update."""
+    """Rank of the adapter."""
     alpha: Annotated[float, Range(0, MOST_ALPHA, open_below=True)] | None = None
-    """Scale: the update is multiplied by alpha / rank. None means alpha = rank."""
+    """Scale; updates are multiplied by alpha / rank. None is alpha = rank."""
     targets: list[str] = field(default_factory=list)
-    """Linear modules to adapt: names inside a transformer block ("attn.to_q", "to_q", "ff.*") or full names with
-    wildcards ("context_embedder.*.to_q"). Empty means the family's attention and feed-forward layers."""
+    """Linear modules to adapt, such as "attn.to_q" or "ff.*"; empty is attention and feed-forward layers."""
     seed: Seed = 0
-    """Seed of the adapter's first weights; every rank draws the same."""
+    """Seed of the adapter's initial weights."""
     path: Values[str | None] = None
-    """A saved LoRA of the same shape to start from: a folder, or owner/name@COMMIT on the hub; None starts at zero."""
+    """A saved LoRA of the same shape to start from: a folder, or owner/name@COMMIT."""
 
 
 @checked
 class AdapterSpec:
-    """A LoRA that is part of the model that training starts from, such as one that makes a checkpoint need few steps."""
+    """A frozen LoRA that becomes part of the base model."""
 
     path: str
     """A folder, or owner/name@COMMIT on the hub; safetensors only."""
     file: str = "pytorch_lora_weights.safetensors"
-    """The file in it, in diffusers' names or in any that the pipeline's load_lora_weights converts."""
+    """File name, in any layout that diffusers loads."""
     scale: Finite = 1.0
     """Factor on its update."""
     expert: Literal["high", "low"] | None = None
-    """Wan 2.2 with two experts: the one that it belongs to."""
+    """Wan 2.2 with two experts: the expert that it belongs to."""
 
     def __post_init__(self) -> None:
         if not self.path or not self.file.endswith(".safetensors"):
@@ -62,40 +61,36 @@ class AdapterSpec:
 
 @checked
 class ModelSpec:
-    """A diffusers checkpoint and how to use it."""
+    """The diffusers checkpoint and how to run it."""
 
     path: Content[str | None] = None
-    """A local diffusers folder or a hub id; None (or "shapes") is the small checkpoint that the package carries."""
+    """A local diffusers folder or a hub id; None or shapes is the included miniature model."""
     revision: Content[str | None] = None
     """Branch, tag or commit of a hub id."""
     family: str | None = None
-    """A family that ships with the package ("hunyuan15", "wan", "ltx", ...), or the import path of a module with a function `load(spec, device=None)`
-    ("my_package.toy", or "toy" for toy.py in the current folder); None reads it from the checkpoint."""
+    """Model family (hunyuan15, wan, ltx, ...) or your module's import path; None reads it from the checkpoint."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the network's computation. On a CPU use float32: bfloat16 is hundreds of times slower there."""
+    """Precision of the network; use float32 on a CPU."""
     vae_dtype: Literal["float32", "bfloat16"] | None = None
-    """Precision of the VAE's computation; None is `dtype` on CUDA and float32 elsewhere. bfloat16 moves few pixels, by a grey level or two
-    (docs/speed.md)."""
+    """Precision of the VAE; None is dtype on CUDA and float32 elsewhere."""
     device: Speed[str] = "auto"
-    """"auto", "cpu", "cuda" or "cuda:1"."""
+    """auto, cpu, cuda or cuda:N."""
     train: Training[bool] = True
-    """False loads for inference only: nothing is trainable and weights are kept in `dtype`."""
+    """false loads for inference only."""
     lora: Training[LoraSpec | None] = None
-    """Train an adapter (float32, on a base in `dtype`); None trains all weights, kept in float32."""
+    """Train a LoRA; None trains all weights. What is trained is float32."""
     guidance_scale: Annotated[float, Range(1)] | None = None
-    """Guidance; 1 is none; None is what the checkpoint says (HunyuanVideo-1.5: 6). Classifier-free, or an input of the network where
-    it was distilled so (FLUX.1-dev)."""
+    """Guidance scale, classifier-free or distilled; 1 is none, None is the checkpoint's."""
     guidance_scale_2: Annotated[float, Range(1)] | None = None
-    """Guidance of the second expert of Wan 2.2; None is `guidance_scale`."""
+    """Guidance scale of Wan 2.2's second expert; None is guidance_scale."""
     negative_prompt: str = ""
     """Prompt of the unconditional branch."""
     guidance_in_training: Training[bool] = True
-    """Guide the rollouts and updates of training (the paper does), or only evaluation and generation."""
+    """Use guidance in rollouts and updates too, as the paper does."""
     negative_gradient: Training[bool] = True
-    """Let the gradient of guided training go through the negative prompt's pass as well. False takes that pass for a constant: a backward pass
-    and the activations of a branch less (docs/speed.md), another gradient, and the same first ratio."""
+    """Backpropagate through the negative prompt's pass too; false saves memory and time (docs/speed.md)."""
     frames: Count | None = None
-    """Frames of a clip, 4k + 1 (LTX-Video 8k + 1, images 1); None is the checkpoint's or the family's default, as below."""
+    """Frames per clip, usually 4k + 1; None is the checkpoint's default."""
     height: Count | None = None
     """Height in pixels."""
     width: Count | None = None
@@ -103,38 +98,30 @@ class ModelSpec:
     fps: Fps | None = None
     """Frames per second."""
     shift: Positive | None = None
-    """Shift of the noise schedule; None is the checkpoint's scheduler's."""
+    """Shift of the noise schedule; None is the checkpoint's."""
     sigmas: list[Annotated[float, Range(0, 1, open_below=True)]] = field(default_factory=list)
-    """Noise levels at which steps begin, from high to low, for checkpoints that were distilled to these: [1, 0.9, 0.75, 0.5]. The last step ends at
-    0. Rollouts, evaluation and generation all use them, with as many steps. Empty is the grid of the checkpoint's scheduler."""
+    """Starting noise levels of the steps, for distilled checkpoints: [1, 0.9, 0.75, 0.5]. Empty uses the
+    scheduler's."""
     adapters: list[AdapterSpec] = field(default_factory=list)
-    """Frozen LoRAs that are added to the checkpoint's weights when it is loaded (lightx2v, CausVid). What is trained, compared and called "base"
-    then has them; an exported LoRA does not, and its card names them."""
+    """Frozen LoRAs added to the base weights at loading (lightx2v, CausVid); exported LoRAs do not contain them."""
     attention: Speed[str] = "auto"
-    """Attention backend by its diffusers name ("native", "_native_cudnn", "flash", ...). "auto" measures cuDNN's and PyTorch's flash
-    attention on CUDA in bfloat16, and is PyTorch's own choice elsewhere."""
+    """Attention backend by its diffusers name (native, flash, ...); auto picks the faster of cuDNN and flash."""
     deterministic: Machine[bool] = False
-    """On a GPU: backward passes add up in a fixed order, so that a run has the same bits when it is made again or continued. Without it
-    gradients of attention may differ in the last bit. Slower (docs/speed.md), without cuDNN's attention and not compiled; a model with a
-    part that has no such order is refused."""
+    """Bit-identical backward passes on a GPU; slower, and not compiled."""
     memory: Speed[Positive | None] = None
-    """GPU memory that a process of the run may use: GiB, or below 1 a share of the card; None is all of it. Blocks keep for their backward
-    passes what fits, and the process is held to it: what needs more ends with an error (docs/speed.md)."""
+    """GPU memory limit per process: GiB, or below 1 a share of the card. None is no limit."""
     compile: Speed[bool | None] = None
-    """Compile the repeated transformer blocks. None does so on CUDA in bfloat16 when the run is long enough to win the minute back
-    that it costs; what was compiled once is found again by later runs."""
+    """Compile the transformer blocks; None does so on CUDA in bfloat16 in runs long enough to gain from it."""
     expert: Training[Literal["high", "low", "both"]] = "high"
-    """Wan 2.2 with two experts: train the one for high noise, the one for low noise, or both, each with the gradient of its own noise levels;
-    rollouts use both."""
+    """Wan 2.2 with two experts: the one to train; rollouts use both."""
     vae_slicing: Speed[bool] = True
-    """Decode one clip at a time; False decodes a batch at once (faster for small clips), also where rewards are differentiated."""
+    """Decode clips one at a time; false is faster for small clips."""
     vae_tiling: bool = False
-    """Decode in spatial tiles and blend their seams. Without it clips are decoded in chunks of frames, exactly; try it where even one
-    chunk is too much memory."""
+    """Decode in spatial tiles with blended seams, for the largest clips; the result is not exact."""
     options: dict[str, Finite] = field(default_factory=dict)
-    """Options of the family's own by name, such as decode_timestep of LTX-Video (docs/models.md)."""
+    """Options of the model family (docs/models.md)."""
     cache: Speed[str | None] = "auto"
-    """Folder of encoded prompts, so that later runs need no text encoder. "auto" is the user's cache folder; None writes none."""
+    """Folder of cached prompt embeddings; auto is the user's cache folder, None is none."""
 
     def __post_init__(self) -> None:
         check_prompt(self.negative_prompt, "model.negative_prompt")

@@ -17,25 +17,24 @@ SHARE_STEP = 1.5
 
 @checked
 class KlCoefficient:
-    """The schedule and the feedback of lambda."""
+    """Coefficient of the KL terms."""
 
     kind: Kind = "two_stage"
-    """constant (lambda_max); two_stage (a ramp); paper (ramp, then Eq. 42: relaxes when KL is high); ppo (ramp, then tightens);
-    share (follows `share`: relative, so that it acts at any scale of rewards, model and learning rate)."""
+    """constant, two_stage (a ramp), paper or ppo (ramp, then feedback), or share (a fixed share of the gradient)."""
     lambda_min: NotNegative = 1e-7
-    """Start of the ramp and lower clamp."""
+    """Start of the ramp, and lower limit."""
     lambda_max: NotNegative = 1e-5
-    """End of the ramp and upper clamp."""
+    """End of the ramp, and upper limit."""
     warmup_updates: Natural = 100
-    """Optimizer updates that the ramp takes (Eq. 41)."""
+    """Optimizer updates of the ramp."""
     target: Positive = 1e-4
-    """The KL that the feedback compares with; the paper gives no value."""
+    """KL that the feedback compares with; the paper gives no value."""
     window: Count = 10
-    """Number of recent KLs that the feedback averages."""
+    """KLs that the feedback averages."""
     share: Annotated[float, Range(0, 1, open_below=True, open_above=True)] = 0.05
-    """Kind share: the part of the gradient that the KL is to have (the metric gradient/kl_share). Lambda starts at 1."""
+    """kind share: the KL's share of the gradient (metric gradient/kl_share)."""
     lambda_cap: Positive = 1e4
-    """Kind share: upper clamp of lambda, in place of lambda_max; the lower one is lambda_min."""
+    """kind share: upper limit of the coefficient."""
 
     def __post_init__(self) -> None:
         name = "lambda_cap" if self.kind == "share" else "lambda_max"

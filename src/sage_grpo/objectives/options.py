@@ -17,44 +17,34 @@ Weighting = Literal["uniform", "adaptive", "ghuber"]
 
 @checked
 class ObjectiveSpec:
-    """The loss: on the steps that explored, on clean clips that are noised again, or on steps of the ODE by the reward's gradient (both: kernel.name ode)."""
+    """The training objective (docs/method.md)."""
 
     kind: Kind | str = "surrogate"
-    """surrogate: the policy gradient on steps with noise (fields of `surrogate`). nft: DiffusionNFT, positive and negative flow matching.
-    awm: advantage-weighted matching, whose ratio and clip are those of `surrogate`. gradient: the reward is differentiated by the clip, and its
-    gradient carried back to steps of the rollout (ReFL, DRaFT). dpo: the best clip of a group is preferred to the worst, relative to the
-    trust region's anchor. sft: flow matching of a group's best clips. These two also learn from clips that you give (data.clips). All but
-    the first sample with the ODE. Your own by its import path, module:Class (docs/extending.md)."""
+    """surrogate (policy gradient), nft, awm, dpo, sft, gradient (differentiable rewards), or your own as
+    module:Class."""
     levels: Count = 4
-    """nft, awm, dpo, sft: noise levels at which every clip is learned; they are dealt out to the updates of a rollout. gradient: steps of every rollout
-    that are trained."""
+    """Noise levels trained per clip (nft, awm, dpo, sft), or trained steps per rollout (gradient)."""
     draw: Draw = "schedule"
-    """nft, awm, dpo, sft: where a prompt's levels lie: at steps of the rollout's schedule, drawn from all (schedule) or one from each of
-    equal parts, without the first step and the last tenth (strata). gradient: schedule, or last, the steps before the clip."""
+    """Choice of levels: from the schedule, stratified (strata), or its last steps (gradient only)."""
     credit: Credit = "affine"
-    """gradient: how it reaches a step. affine: as if later velocities did not depend on the state (one pass per trained step, which may be any).
-    exact: through the network at every later step, which must all be trained (draw last)."""
+    """gradient: affine treats later velocities as constants; exact backpropagates through them (needs draw last)."""
     predict: Annotated[float, Range(0, 1, open_below=True)] | None = None
-    """gradient: the clip is predicted in one step from a step drawn from this last share of the schedule, as ReFL does; None samples it to the end."""
+    """gradient: predict the clip from a step in this last share of the schedule (ReFL); None samples it fully."""
     weight: Weighting = "uniform"
-    """nft, awm, dpo, sft: weight of a level's squared error: 1, or what their authors run. adaptive (nft): sigma over the mean absolute error.
-    ghuber (awm): sigma, on the error's fourth root, so that large errors count less."""
+    """Weight of a level's error: uniform, or its authors' own (adaptive for nft, ghuber for awm)."""
     beta: Positive = 1.0
-    """nft: how far the positive and negative velocities lie from the old one. The loss holds the policy by beta times the squared way. dpo: how
-    soon a preference is strong enough: log-odds per difference of mean squared errors, half of it."""
+    """nft: distance of the two velocities from the old one. dpo: strength of the preference."""
     saturation: Positive = 1.0
-    """nft: the advantage at which a clip counts as wholly good (r = 1), and its negative as wholly bad. The loss is multiplied by it, so
-    that the learning rate means the same for every value."""
+    """nft: the advantage at which a clip counts as fully good or bad."""
     old_decay: Decay = 0.0
-    """nft, awm: share of the old policy that stays after each rollout's updates; 0 makes the newest weights the old policy."""
+    """nft, awm: share of the old policy that remains after each rollout's updates."""
     old_ramp: Natural = 0
-    """nft, awm: iterations over which old_decay is reached, linearly; 0 is at once."""
+    """nft, awm: iterations over which old_decay is reached."""
     old_samples: bool = True
-    """nft, awm: whether an old policy that lags samples the clips. false: the newest weights do, and the old policy is only what the
-    step-wise KL (and nft's velocities) refer to."""
+    """nft, awm: the old policy samples the clips; false samples with the newest weights."""
 
     options: dict[str, Any] = field(default_factory=dict)
-    """Options of an objective of your own, by name."""
+    """Options of your own objective."""
 
     def __post_init__(self) -> None:
         if ":" in self.kind:
@@ -104,23 +94,21 @@ class SurrogateConfig:
     """The policy-gradient loss."""
 
     kind: Literal["clipped", "kl_mask"] = "clipped"
-    """PPO's clip on the ratio, or Flow-DPPO's mask on the exact KL."""
+    """PPO's clipped ratio, or Flow-DPPO's KL mask."""
     centred: bool | Literal["scaled"] = False
-    """Remove the bias of the ratio: log r + KL, the KL as a constant. "scaled" is GRPO-Guard's released code: the KL with its gradient, and both
-    times the step's std before the ratio is taken, so that one clip range is as tight at every step."""
+    """Remove the ratio's bias by adding the KL; scaled is GRPO-Guard's version."""
     clip_scale: Positive = 0.076
-    """Clip range as c / sqrt(latent dimensions); the paper's 1e-4 at 480p x 81 frames is c = 0.076."""
+    """Clip range as c / sqrt(latent dimensions); 0.076 is the paper's 1e-4 at 480p x 81 frames."""
     clip_range: Positive | None = None
     """Absolute clip range; overrides clip_scale."""
     kl_mask_scale: Positive = 1.0
-    """kl_mask drops aggressive moves where KL >= kl_mask_scale / latent dimensions."""
+    """kl_mask drops updates where KL >= this / latent dimensions."""
     equalize: bool = True
-    """Temporal gradient equaliser: weight steps by median(sensitivity) / sensitivity."""
+    """Temporal gradient equalizer: give all steps gradients of similar size."""
     equalize_by: Literal["sensitivity", "std"] = "sensitivity"
-    """The quantity that is divided out: sensitivity is |b| / std, the size of a step's gradient; std is 1 / std, as the
-    paper prints it."""
+    """Quantity to divide out: sensitivity (|b| / std, the paper's Eqs. 38 and 39), or 1 / std alone."""
     equalize_cap: Positive | None = None
-    """Largest equaliser weight; None is no cap."""
+    """Largest equalizer weight; None is no limit."""
 
     def __post_init__(self) -> None:
         if self.kind == "kl_mask" and self.centred == "scaled":

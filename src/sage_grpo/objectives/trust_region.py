@@ -38,15 +38,15 @@ class KlTerms:
 
 @checked
 class TrustRegion:
-    """The KL terms of the loss, and their relative weights."""
+    """KL terms of the loss."""
 
     mode: Mode = "dual"
-    """none; fixed (anchor = initial policy); stepwise (the rollout's policy); moving (anchor renewed); dual (moving + stepwise);
-    fixed_dual (fixed + stepwise)."""
+    """none, fixed (initial policy), stepwise (rollout's policy), moving (renewed anchor), dual (moving + stepwise),
+    or fixed_dual."""
     beta_position: NotNegative = 1.0
     """Weight of the anchor term."""
     beta_velocity: NotNegative = 0.1
-    """Weight of the step-wise term in modes dual and fixed_dual."""
+    """Weight of the step-wise term in dual and fixed_dual."""
 
     @property
     def uses_anchor(self) -> bool:

@@ -61,16 +61,15 @@ class Architecture:
     family: str
     source: str  # source of the numbers, as text
     model: FamilyModel  # the model without weights
-    folder: Path | None = None  # folder of its files; None if they are not on this machine
 
     @cached_property
     def network(self) -> NetworkShape:
         return _network(self.model, MEASURED.get(self.family))
 
     @classmethod
-    def of(cls, model: FamilyModel, source: str, folder: Path | None = None) -> Architecture:
+    def of(cls, model: FamilyModel, source: str) -> Architecture:
         family = type(model).__module__.rpartition(".")[2]
-        return cls(family=family, source=source, model=model, folder=folder)
+        return cls(family=family, source=source, model=model)
 
     @property
     def estimated(self) -> bool:
@@ -95,7 +94,7 @@ def find_architecture(spec: ModelSpec) -> Architecture:
     folder = local_folder(spec)
     if folder is not None:
         source = f"the config files of {folder}" if spec.path else "the package's own checkpoint"
-        return Architecture.of(weightless(spec, folder), source, folder)
+        return Architecture.of(weightless(spec, folder), source)
     name = str(spec.path).rsplit("/", 1)[-1]
     if name in PUBLISHED:
         return build_architecture(spec, PUBLISHED[name], source=f"the published {name}")

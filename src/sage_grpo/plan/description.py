@@ -41,7 +41,7 @@ class RunDescription:
 
     @property
     def distilled(self) -> Distilled | None:
-        return find_distilled(self.config.model, self.architecture.folder)
+        return find_distilled(self.config.model)
 
     def advice(self) -> str | None:
         """Advice on guidance or steps of a distilled checkpoint; None where they are its authors'."""

@@ -65,7 +65,9 @@ def cpu() -> Hardware:
     core = Rates(**_table()["core"])
     all_cores = {name: cores * getattr(core, name) for name in ("attention", "products", "bandwidth")}
     rates = replace(core, **all_cores, launch=core.launch / cores)
-    origin = f"{cores} core(s) like the one that was measured (docs/plan.md); others differ by a factor of two or three"
+    origin = (
+        f"{cores} core(s) like the one that was measured (docs/speed.md); others differ by a factor of two or three"
+    )
     return Hardware(title="CPU", gib=gib, rates=rates, origin=origin)
 
 
@@ -73,7 +75,7 @@ def _gpu(row: dict[str, Any], gpus: int) -> Hardware:
     table, reference = _table(), _table()["gpus"]["h200"]
     node = table["node"]
     link = row["link"] if gpus <= node["gpus"] else min(row["link"], node["link"])
-    rates, origin = row.get("measured"), "measured (docs/plan.md)"
+    rates, origin = row.get("measured"), "measured (docs/speed.md)"
     if rates is None:  # the share of its peak that an H200 reaches of its own
         compute, memory = row["peak"] / reference["peak"], row["memory"] / reference["memory"]
         scales = {"attention": compute, "products": compute, "bandwidth": memory}

@@ -45,8 +45,8 @@ GONE: Mapping[str, str] = {
     "scenes_learned": "name it 'research.scenes.learned:LearnedReward', in the folder of the project's repository (research/README.md)",
     "imagereward": "hpsv2, hpsv3 and pickscore are models of human preference",
     "subject_consistency": "video_stats has motion, warp_error and midframe_error",
-    "sound_stats": "write a function with a parameter `sound` (docs/rewards.md, Rewards that listen)",
-    "sight_and_sound": "docs/rewards.md has one by a network for both (Perception Encoder AV), to copy",
+    "sound_stats": "write a function with a parameter `sound` (docs/sound.md)",
+    "sight_and_sound": "write a reward with a parameter `sound` (docs/sound.md), for example on transformers' PeAudioVideoModel",
     "background_consistency": "video_stats has motion, warp_error and midframe_error",
 }
 """Rewards that earlier versions knew by a name, and what to do."""
@@ -54,29 +54,28 @@ GONE: Mapping[str, str] = {
 
 @checked
 class RewardSpec:
-    """One reward of a run."""
+    """One reward."""
 
     name: str
-    """A built-in name (videoalign, clip, pickscore, ...) or an import path "module:function"."""
+    """A built-in reward (videoalign, clip, ...) or your own as module:function."""
     label: str = ""
-    """The reward's name in logs; needed only to tell two rewards with the same name apart."""
+    """Name in logs, to tell two rewards of one name apart."""
     weights: dict[str, Finite] = field(default_factory=dict)
-    """Weight of each part in the total. May be left out for a reward with one part (weight 1)."""
+    """Weight of each part in the total; optional for a reward with one part."""
     metric_only: bool = False
-    """Log the parts, but keep them out of the total."""
+    """Log the reward, but do not train on it."""
     judges: str = ""
-    """The part of a clip that it judges (LTX-2: video, audio): its advantage moves that part alone. Empty: all parts."""
+    """LTX-2: the modality whose advantage it sets (video or audio); empty is all."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Arguments of the reward's constructor, or of the function."""
+    """Arguments of the reward's constructor or function."""
     batch_size: Speed[Natural | None] = None
-    """Clips a call; 0: all at once. Default 8, and 0 for `remote` and `vlm_judge`. Halved when memory runs out."""
+    """Clips per call; 0 is all. Default 8, or 0 for remote and vlm_judge."""
     device: Speed[str] = ""
-    """A device of its own ("cuda:1"), on which the reward stays for the whole run; empty is the run's device, which the rewards
-    leave to the policy between their calls."""
+    """Device on which the reward stays loaded ("cuda:1"); empty shares the run's device."""
     overlap: Speed[bool] = False
-    """Score in a thread of its own, at the same time as the other rewards: for rewards that wait for a network."""
+    """Score in a separate thread, in parallel with other rewards; for rewards that wait for a network."""
     try_out: Speed[bool] = True
-    """Call it once with a small clip before anything expensive starts."""
+    """Test the reward with a small clip before training starts."""
 
     @property
     def counts(self) -> bool:

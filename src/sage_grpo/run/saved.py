@@ -95,20 +95,20 @@ def _numbers(run: Path) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Choice of a model's weights; the options of commands that load one begin with these."""
+    """Weights to load."""
 
     run: str | None = None
-    """Folder of a run: its settings become the defaults of the options below, and its weights are used."""
+    """Folder of a run; its settings become the defaults and its weights are used."""
     weights: Literal["final", "best", "base"] | None = None
-    """Weights of the run: after training (the default), of its best evaluation, or those it started from."""
+    """Weights of the run: final (the default), best, or base (before training)."""
     checkpoint: Natural | None = None
-    """Weights of the run's checkpoint of this iteration."""
+    """Use the weights of the checkpoint of this iteration."""
     ema: bool | None = None
-    """Moving average of the weights, or the weights themselves; None is the average where the run keeps one."""
+    """Use the moving average of the weights; None does so where the run keeps one."""
     lora: str | None = None
-    """Folder of a saved LoRA to add to the model, in place of a run's own."""
+    """Folder of a saved LoRA to load instead of the run's own."""
     trust_run: bool = False
-    """Also load Python code, and call reward servers where there are rewards, that the run's config.yaml names. Code runs with all your rights."""
+    """Also load Python code and call reward servers that the run's config.yaml names, with all your rights."""
 
     @property
     def tunes(self) -> bool:

@@ -202,14 +202,14 @@ def takes_sigma_max(name: str) -> bool:
 
 @checked
 class KernelSpec:
-    """A kernel as it is written in a config file or on the command line."""
+    """The sampler of the exploring steps."""
 
     name: KernelName | str = "sage"
-    """Sampler of the exploring steps; your own by its import path, module:Class (docs/extending.md)."""
+    """Sampler name, or your own as module:Class (docs/extending.md)."""
     eta: Annotated[float, Range(0, 10)] = 0.5
-    """Exploration scale; ignored by ode. An angle in [0, 1] for cps; a value above 1.5 is a warning for the others."""
+    """Exploration scale: 0 to 1 for cps, ignored by ode; above 1.5 a warning appears."""
     sigma_max: OfGrid | None = None
-    """Clamp of sage (below 1) and sage_exact near pure noise; None takes the kernel's own default."""
+    """Upper clamp of the noise level (sage, sage_exact); None is the sampler's default."""
 
     def __post_init__(self) -> None:
         if ":" in self.name:

@@ -16,23 +16,22 @@ from sage_grpo.config.ranges import Count, Natural, Positive, checked
 
 @checked
 class Window:
-    """The stochastic steps of a group; all other steps use the ODE."""
+    """Steps that explore (add noise); all others are deterministic."""
 
     kind: Literal["all", "fixed", "random", "sliding", "drawn"] = "all"
-    """all steps; the same steps always; a place drawn anew every iteration; moving on (MixGRPO); or a place that every prompt
-    draws for itself, evenly spread over the prompts of an iteration (branching)."""
+    """all steps, or a window: fixed, random per iteration, sliding (MixGRPO), or drawn per prompt (branch)."""
     start: Natural = 0
-    """First step of a fixed or sliding window."""
+    """First step of a fixed window; the earliest of random and sliding ones."""
     length: Count | None = None
-    """Number of steps in the window; None is 4, and 1 for a drawn window."""
+    """Steps in the window; None is 4, or 1 for a drawn window."""
     stop: Count | None = None
-    """Random and sliding windows end before this step; None allows the whole schedule."""
+    """Random and sliding windows end before this step; None is the end of the schedule."""
     every: Count = 25
-    """Iterations between the moves of a sliding window, by one step; at the end it returns to `start`."""
+    """Iterations between moves of a sliding window."""
     at: list[Natural] | None = None
-    """Drawn windows start at one of these steps; None allows every step that can be trained."""
+    """Allowed first steps of drawn windows; None is every trainable step."""
     weights: list[Positive] | None = None
-    """Relative frequency of each step of `at`, in any unit; None is equal. `sage-grpo probe` recommends some."""
+    """Relative frequency of each step in at; None is equal (see sage-grpo probe)."""
 
     def __post_init__(self) -> None:
         if self.kind != "drawn":

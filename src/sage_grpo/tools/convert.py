@@ -32,7 +32,7 @@ d = d.get('model', d); save_file({k: v.contiguous() for k, v in d.items()}, 'mod
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """Wrappers that training leaves inside names: compilation, sharding, gradient checkpointing."""
 
-_LAYERS = json.loads((resources.files("sage_grpo.tools") / "hunyuan15_layers.json").read_text())
+_LAYERS = json.loads((resources.files("sage_grpo.models.checkpoints") / "hunyuan15_layers.json").read_text())
 DIFFUSERS = {original: tuple(names) for original, names in _LAYERS.items()}
 """Diffusers' names of an original layer, # for the number of a block; several share a matrix there, in this order."""
 ORIGINAL = {name: original for original, names in DIFFUSERS.items() for name in names}

@@ -26,18 +26,16 @@ from sage_grpo.worlds.world import WORLDS
 
 @checked
 class BatchConfig:
-    """Rollouts of an iteration: prompts x group size; all other numbers are derived."""
+    """Rollouts per iteration."""
 
     prompts: Count = 16
     """Prompts per iteration."""
     group_size: Annotated[int, Range(2)] = 4
-    """Rollouts per prompt; advantages are relative to this group."""
+    """Clips per prompt; advantages are relative to this group."""
     micro_batch: Speed[Count] = 1
-    """Rollouts that go through the network together, in rollout and in updates alike (a matter of memory only)."""
+    """Clips per network pass, in rollouts and updates; changes memory and speed only."""
     trained_fraction: Annotated[float, Range(0, 1, open_below=True)] = 1.0
-    """Share of a group's clips that updates train: the best of them and the worst, half each, at least one of both (DanceGRPO's 8 of 24 is
-    1/3). Advantages are relative to the whole group. A micro-batch without any is not replayed: with micro_batch 1 updates cost this share.
-    objective.kind dpo: pairs of best and worst. sft: the best alone, at least one."""
+    """Share of each group that is trained: its best and worst clips, half each (sft: the best)."""
 
     @property
     def trained(self) -> int:
@@ -54,45 +52,40 @@ class BatchConfig:
 
 @checked
 class RolloutConfig:
-    """Sampling of rollouts."""
+    """Sampling of clips in training."""
 
     steps: Count = 20
     """Denoising steps."""
     shift: Positive | None = None
     """Shift of the noise schedule; None is the model's."""
     window: Window = Window()
-    """Window of the exploring steps."""
+    """Steps that add noise."""
     deterministic_last: bool | None = None
-    """Make the last step an ODE step. None asks the kernel: where it would leave its noise in the video the last step is one, and so are steps
-    before it after which the state would hold more than 3.5 times the noise variance that the network is told (grids that end near 0, as
-    SD3's). true: the last step alone. false: none (the paper's way)."""
+    """End with an ODE step. None leaves it to the sampler, which does so where it would leave noise; false is the paper's."""
     same_noise: bool = False
-    """Start all members of a group from the same noise, so that they differ by exploration only."""
+    """Start a group's clips from the same noise, so that they differ by exploration only."""
     share: bool = True
-    """With same_noise: run what the members of a group have in common once, and replay a state that they share once."""
+    """With same_noise, compute the steps that a group has in common once."""
     explore: list[str] = field(default_factory=list)
-    """Parts of a clip that explore (LTX-2: video, audio), each with a ratio of its own; others follow the ODE. Empty: all, in one ratio, unless a reward
-    judges one part."""
+    """LTX-2: modalities that explore (video, audio), each with its own ratio. Empty explores all with one ratio."""
     solver: Rule = "euler"
-    """Solver of the deterministic steps: euler, or ab2 (second order, at the same cost)."""
+    """Solver of the deterministic steps: euler, or ab2 (second order at the same cost)."""
     before_steps: Count | None = None
-    """Deterministic steps before those that explore, if any; None keeps the full schedule."""
+    """Number of deterministic steps before the exploring ones; None keeps the schedule's."""
     after_steps: Count | None = None
-    """Deterministic steps after those that explore, if any; None keeps the full schedule."""
+    """Number of deterministic steps after the exploring ones; None keeps the schedule's."""
     after_fraction: Annotated[float, Range(0, 1, open_below=True)] = 1.0
-    """Share of the deterministic steps after those that explore that is kept, at least one of them: what `after_steps` is for windows that move
-    (MixGRPO-Flash)."""
+    """Share of the deterministic steps after the exploring ones to keep; for moving windows (MixGRPO-Flash)."""
     storage: Literal["float32", "bfloat16"] = "float32"
-    """Precision in which trajectories are kept; the rollout itself runs through the stored values, so ratios stay exact."""
+    """Precision of stored trajectories; ratios stay exact in both."""
     offload: Speed[bool] = False
     """Keep trajectories in CPU memory between rollout and update."""
     staleness: Natural = 0
-    """Iterations by which the weights that sample are older than those that learn: workers then sample while the trainer updates. Ratios are to the
-    policy that sampled."""
+    """Iterations by which the sampling weights may lag, so that workers sample during updates."""
     on: Machine[Literal["here", "ray"]] = "here"
-    """Process that samples: this one, or workers on Ray (the extra sage-grpo[ray])."""
+    """Process that samples: the trainer (here), or Ray workers (needs sage-grpo[ray])."""
     ray: RaySpec = RaySpec()
-    """Workers on Ray."""
+    """Ray workers."""
 
     def __post_init__(self) -> None:
         if self.on == "here" and self.ray != RaySpec():
@@ -109,48 +102,43 @@ class RolloutConfig:
 
 @checked
 class AdvantageConfig:
-    """Conversion of rewards into advantages."""
+    """Advantages from rewards."""
 
     scale: Literal["group", "global", "none"] = "group"
-    """Divide by the group's std, by the std of the rewards of all groups together (as FlowGRPO's, DiffusionNFT's and AWM's code does), or not
-    at all. The mean is the group's in any case."""
+    """Divide by the standard deviation of the group, of all groups together (global), or of none."""
     decoupled: bool = False
-    """Normalise every reward in its group before adding them up (GDPO)."""
+    """Normalize each reward in its group before summing (GDPO)."""
     clip: Positive | None = 5.0
     """Largest absolute advantage; None is no limit."""
 
 
 @checked
 class UpdateConfig:
-    """Use of a rollout by the updates."""
+    """Optimizer updates per rollout."""
 
     updates_per_rollout: Count = 2
-    """Optimizer updates per rollout; its trained steps are dealt out to them. With 1 the ratio is always 1, the clip never
-    binds and the step-wise KL has no gradient."""
+    """Optimizer updates per rollout. With 1, neither the clip nor the step-wise KL has an effect."""
     step_fraction: Annotated[float, Range(0, 1, open_below=True)] = 1.0
-    """Share of the stochastic steps that is trained, drawn anew every iteration."""
+    """Share of the exploring steps that is trained, drawn anew every iteration."""
     repeat: bool = False
-    """Every update replays all trained steps, as PPO's epochs do, instead of its share of them."""
+    """Train all steps in every update (PPO epochs) instead of dividing them among the updates."""
     deal: Literal["steps", "clips"] = "steps"
-    """The unit that is dealt out to a rollout's updates: trained steps, so that every update sees every clip; or clips,
-    each with all of its trained steps, as most authors' code does (a window of one step then has several updates,
-    too)."""
+    """Divide a rollout among its updates by steps or by clips."""
     permute_steps: bool = True
-    """Deal steps out in random order; false goes from noise to data."""
+    """Train steps in random order; false goes from noise to data."""
     gradient_checkpointing: Speed[bool | Literal["attention", "auto"]] = "auto"
-    """Compute what the backward pass needs again instead of keeping it. true: all but the input of each block; "attention": all but
-    that and what attention gave, the slowest to compute and small; "auto": nothing where memory allows, else as little as it
-    takes."""
+    """Recompute activations in the backward pass: True all, attention all but attention's outputs, auto as little as
+    memory allows."""
 
 
 @checked
 class AnchorConfig:
-    """The reference policy of the position term and of dpo."""
+    """Reference policy of the KL and of dpo."""
 
     every: Count = 10
-    """Optimizer updates between renewals (modes moving and dual; fixed and fixed_dual never renew)."""
+    """Optimizer updates between renewals, in modes moving and dual."""
     offload: Speed[bool] = False
-    """Keep the anchor, or the old policy of a loss at fresh noise levels, in CPU memory."""
+    """Keep the reference weights in CPU memory."""
 
 
 @checked
@@ -162,28 +150,23 @@ class OptimizerConfig:
     lr: Positive = 1e-5
     """Peak learning rate."""
     target_kl: Positive | None = None
-    """The learning rate follows so that the policies before and after a rollout's updates are this far apart: nats of the whole path of
-    a rollout (the exact KL, summed over its trained steps and all latent dimensions). In bfloat16 rounding alone has a KL (0.05 of branch, 3 of
-    sage with a Wan of 12 million parameters), which a target must be above. It never exceeds lr, nor falls below a thousandth of it. None leaves it alone."""
+    """Adapt the learning rate (at most lr) so that a rollout's updates move the policy by this KL, in nats per path."""
     max_kl: Positive | None = None
-    """A rollout's updates that move the policy by more nats than this are scaled back to it, measured to within 2%, so that none can wreck the
-    policy. Costs a copy of the trainable weights, and where it acts two to four passes per prompt (at most 12). In bfloat16 it must be above
-    the KL of rounding (`target_kl`): below that less is kept, with a warning."""
+    """Scale a rollout's updates back when they move the policy by more than this KL, in nats per path."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
-    """Momentum and second-moment decay of AdamW."""
+    """Decay rates of AdamW's two moments."""
     eps: Positive = 1e-8
-    """AdamW's epsilon. The loss is scaled by sqrt(latent dimensions), so it means the same at any resolution; the metric
-    gradient/rms_over_eps says how far gradients are above it."""
+    """AdamW's epsilon; the metric gradient/rms_over_eps shows whether gradients are well above it."""
     weight_decay: NotNegative = 0.01
     """Decoupled weight decay."""
     max_grad_norm: Positive = 1.0
-    """Gradients are scaled down to this norm. Typical norms: 0.3 to 3 for the miniature, 0.1 for HunyuanVideo-1.5 with a LoRA."""
+    """Largest gradient norm; larger gradients are scaled down."""
     warmup_updates: Natural = 0
     """Updates of linear warm-up."""
     decay: Literal["constant", "cosine", "linear"] = "constant"
-    """Learning rate after warm-up; it would reach 0 one update after the last."""
+    """Learning rate after warm-up: constant, or falling to 0 at the end of the run."""
     ema: Decay | None = None
-    """Decay of an exponential moving average of the weights, per update; None keeps none."""
+    """Decay per update of a moving average of the weights; None keeps none."""
 
     def __post_init__(self) -> None:
         if self.target_kl is not None and self.max_kl is not None and self.max_kl < self.target_kl:
@@ -200,20 +183,19 @@ class OptimizerConfig:
 
 @checked
 class DataConfig:
-    """Sources of prompts."""
+    """Prompts."""
 
     prompts: Content[str] = "shapes"
-    """"shapes" (the training split of the embedded world), "starter" (160 video prompts that come with the package), or a .txt, .csv, .json or
-    .jsonl file. A prompt has at most 20,000 characters."""
+    """Training prompts: shapes (the miniature world), starter (160 included prompts), or a .txt, .csv, .json or
+    .jsonl file."""
     clips: Content[str | None] = None
-    """Clips to learn from in place of rollouts (objective.kind dpo, sft): a .jsonl or .csv with prompt, win and lose, or prompt and clip, or its
-    folder. Its prompts stand in place of data.prompts. docs/preferences.md."""
+    """Clips to learn from instead of rollouts (dpo, sft): a .jsonl or .csv file, or its folder
+    (docs/preferences.md)."""
     eval_prompts: Content[str | None] = None
-    """Held-out prompts: a file, "shapes" or "starter_eval". None is the held-out part of "shapes" or of "starter", or for files
-    no evaluation."""
+    """Held-out prompts: a file, shapes or starter_eval. None is those of shapes or starter; with files, no
+    evaluation."""
     encode_ahead: Speed[Count] = 1024
-    """Training prompts that are encoded at a time and kept in memory, per rank. A run with more loads its text encoders again
-    whenever these are used up."""
+    """Prompts encoded at a time, per rank; with more, text encoders are loaded again."""
 
     def __post_init__(self) -> None:
         if self.prompts == "starter_eval":
@@ -234,22 +216,21 @@ class EvalConfig:
     """Evaluation on held-out prompts with the ODE and fixed seeds."""
 
     every: Record[Natural] = 20
-    """Iterations between evaluations; 0 evaluates only before and after training. Before and after always count."""
+    """Iterations between evaluations; 0 evaluates only before and after training."""
     early: Record[list[Count]] = field(default_factory=list)
-    """Further iterations that are evaluated, such as [2, 4, 6, 8]: a reward that can be hacked is often hacked within ten iterations,
-    and the sentinel sees only what is evaluated."""
+    """Further iterations to evaluate, such as [2, 4, 6, 8], where reward hacking often starts."""
     prompts: Count = 64
     """Number of held-out prompts."""
     per_prompt: Count = 1
     """Clips per prompt."""
     steps: Count | None = None
-    """ODE steps. None: those of model.sigmas, or of a checkpoint (or adapter) whose name says that it was distilled to few; else 40."""
+    """ODE steps. None is the checkpoint's number if it is distilled to few steps, else 40."""
     solver: SolverName = "euler"
-    """"euler" is the Euler step on the model's grid, "ab2" its second-order version at the same cost; "checkpoint" is the checkpoint's own scheduler (Wan's multistep UniPC)."""
+    """ODE solver: euler, ab2 (second order at the same cost), or checkpoint (its own scheduler)."""
     seed: Seed = 1234
-    """Seed of the initial noises: the same in every evaluation."""
+    """Seed of the initial noise, the same in every evaluation."""
     show: Record[Natural] = 8
-    """Clips that are saved as videos."""
+    """Clips saved as videos per evaluation."""
 
     def steps_for(self, model: ModelSpec) -> int:
         return steps_of(model) if self.steps is None else self.steps
@@ -262,59 +243,58 @@ class EvalConfig:
 
 @checked
 class KeepConfig:
-    """Files that a run keeps on disk."""
+    """Files kept on disk."""
 
     affects: ClassVar[Effect] = "record"
     checkpoint_every: Count = 10
-    """Iterations between checkpoints; the last iteration always saves."""
+    """Iterations between checkpoints; the last iteration always saves one."""
     checkpoints: Count = 2
-    """Number of checkpoints that are kept, besides the best weights."""
+    """Checkpoints to keep, besides the best weights."""
     videos_every: Natural = 10
     """Iterations between saved rollout videos; 0 saves none."""
     videos: Natural = 4
     """Rollout videos per saved iteration."""
     video_megabytes: NotNegative = 200.0
-    """Disk budget of all saved videos; the oldest go first."""
+    """Disk budget of all videos, in MB; the oldest are deleted first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
-    """Destinations of metrics, besides the terminal and metrics.jsonl."""
+    """Trackers, besides the terminal and metrics.jsonl."""
 
     affects: ClassVar[Effect] = "start"
     tensorboard: bool = True
-    """Scalars for TensorBoard."""
+    """Write TensorBoard scalars."""
     wandb: str | None = None
-    """Weights & Biases project; needs the extra sage-grpo[wandb]."""
+    """Weights & Biases project (needs sage-grpo[wandb])."""
     name: str | None = None
-    """Name of the run at W&B; null takes the folder's. Two runs of one name stay two."""
+    """Name of the W&B run; null is the folder's name."""
     group: str | None = None
-    """Group of the run at W&B."""
+    """Group of the W&B run."""
     entity: str | None = None
-    """W&B user or team that the project belongs to; null takes your default."""
+    """W&B user or team; null is your default."""
     tags: list[str] = field(default_factory=list)
-    """Tags of the run at W&B."""
+    """Tags of the W&B run."""
     sinks: list[str] = field(default_factory=list)
-    """Places of your own by their import paths, module:Class (docs/extending.md)."""
+    """Your own trackers, as module:Class (docs/extending.md)."""
     progress: bool = True
-    """Progress bars."""
+    """Show progress bars."""
 
 
 @checked
 class TrainConfig:
-    """A run of `sage-grpo train`. The defaults are the paper's SAGE-GRPO."""
+    """A training run. The defaults are the paper's SAGE-GRPO."""
 
     out: Start[Folder] = "runs/sage"
-    """Folder of the run: config, metrics, checkpoints, videos."""
+    """Folder of the run."""
     iterations: Course[Count] = 100
-    """Rollout-and-update iterations."""
+    """Iterations; each samples one rollout and trains on it."""
     seed: Seed = 0
     """Seed of prompts, noise, windows and step choices."""
     resume: Start[Literal["auto", "never", "must"]] = "auto"
-    """Continue from the newest good checkpoint in `out` if there is one; start anew into an empty folder; or insist on one."""
+    """auto continues from the newest good checkpoint, if any; never needs an empty folder; must needs a checkpoint."""
     allow_changes: Start[list[str]] = field(default_factory=list)
-    """Fields that a continued run may change although they change its results: fields (optimizer.lr, seed) or prompts,
-    eval_prompts, weights, code, plugins (their content). Any other such change is refused."""
+    """Settings that a resumed run may change: field names, or prompts, eval_prompts, weights, code, plugins."""
     model: ModelSpec = ModelSpec()
     """The video model."""
     rewards: list[RewardSpec] = field(
@@ -322,41 +302,41 @@ class TrainConfig:
     )
     """Rewards with their weights."""
     max_failed_fraction: Course[Share] = 0.25
-    """Share of rollouts whose reward may fail before the run stops."""
+    """Share of clips whose reward may fail before the run stops."""
     data: DataConfig = DataConfig()
     """Prompts."""
     batch: BatchConfig = BatchConfig()
-    """Batch arithmetic."""
+    """Rollouts per iteration."""
     kernel: KernelSpec = KernelSpec()
     """The sampler that explores."""
     rollout: RolloutConfig = RolloutConfig()
-    """Sampling."""
+    """Sampling of clips in training."""
     advantage: AdvantageConfig = AdvantageConfig()
-    """Advantages."""
+    """Advantages from rewards."""
     objective: ObjectiveSpec = ObjectiveSpec()
     """Training objective."""
     surrogate: SurrogateConfig = SurrogateConfig()
-    """Policy loss."""
+    """The policy-gradient loss."""
     trust_region: TrustRegion = TrustRegion()
-    """KL terms."""
+    """KL terms of the loss."""
     kl: KlCoefficient = KlCoefficient()
     """KL coefficient."""
     anchor: AnchorConfig = AnchorConfig()
-    """Reference policy."""
+    """Reference policy of the KL and of dpo."""
     update: UpdateConfig = UpdateConfig()
-    """Updates."""
+    """Optimizer updates per rollout."""
     optimizer: OptimizerConfig = OptimizerConfig()
-    """Optimizer."""
+    """Optimizer and learning rate."""
     evaluate: EvalConfig = EvalConfig()
-    """Evaluation."""
+    """Evaluation on held-out prompts."""
     keep: KeepConfig = KeepConfig()
-    """Disk."""
+    """Files kept on disk."""
     parallel: ParallelSpec = ParallelSpec()
     """Several processes."""
     log: LogConfig = LogConfig()
-    """Logging."""
+    """Trackers."""
     sentinel: SentinelConfig = SentinelConfig()
-    """Watches the run."""
+    """Health checks of the run."""
 
     def __post_init__(self) -> None:
         late = [number for number in self.evaluate.early if number > self.iterations]

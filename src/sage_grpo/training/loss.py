@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,7 +16,7 @@ from sage_grpo.models.policy import Step
 from sage_grpo.objectives.base import LossTerms, Objective, PreferencePair, ReplayedStep
 from sage_grpo.objectives.trust_region import KlTerms, TrustRegion, closed_form_kl
 from sage_grpo.samplers.transition import expanded
-from sage_grpo.training.offload import same_bits, to_device
+from sage_grpo.training.offload import to_device
 from sage_grpo.training.rollout import Record
 
 KINDS = ("raw", "equalized", "sent")
@@ -25,13 +25,6 @@ KINDS = ("raw", "equalized", "sent")
 
 class Diverged(RuntimeError):
     """The loss or the gradient is not finite; the weights are unchanged."""
-
-
-@dataclass
-class RewardSignal:
-    """The gradient of the reward at the states after a step, one row per clip; it is propagated back from step to step."""
-
-    gradient: Tensor
 
 
 @dataclass(frozen=True)
@@ -50,10 +43,16 @@ class TrainItem:
     v_reference: Tensor | None = None
     at_reference: bool = False
     """True if the policy equals the reference, so that the KL and its gradient are 0."""
-    reward_signal: RewardSignal | None = None
+    reward_gradient: Tensor | None = None
+    """Gradient of the reward at the states after the step, one row per clip; `backpropagate` makes it that at the states before."""
     length: float = 0.0
     """Length of the step: the state after it is x + length v."""
     pair: PreferencePair | None = None
+
+    def on(self, device: torch.device) -> TrainItem:
+        reference = None if self.v_reference is None else to_device(self.v_reference, device)
+        advantage, weight = to_device(self.advantage, device), to_device(self.weight, device)
+        return replace(self, advantage=advantage, weight=weight, v_reference=reference)
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ def loss_of(objective: Objective, region: TrustRegion, item: TrainItem, step: St
         sigma=sigma,
         std=transition.std.to(v.device, non_blocking=True),
         kl_old=expanded(closed_form_kl(v, v_old, sensitivity), len(x_next)) if needed else None,
-        reward_gradient=None if item.reward_signal is None else item.reward_signal.gradient,
+        reward_gradient=item.reward_gradient,
         length=item.length,
         pair=item.pair,
     )
@@ -254,58 +253,14 @@ class UpdateSums:
         sums[f"bad/{item.label:03d}"] += ~torch.isfinite(value + kl_total + sums[f"gradient/sent/{item.label:03d}"])
 
 
-def accumulate(
-    objective: Objective,
-    region: TrustRegion,
-    items: Sequence[TrainItem],
-    device: torch.device,
-    *,
-    kl_lambda: float,
-    scale: float = 1.0,
-    deterministic: bool = False,
-    before_first: Callable[[], None] = lambda: None,
-    before_last: Callable[[], None] = lambda: None,
-    progress: Callable[[], None] = lambda: None,
-    parts: Sequence[StatePart] = (),
-) -> UpdateSums:
-    """Replay the items of one optimizer update and add up their gradients. `scale` compensates for an engine that averages them over ranks;
-    `before_first` and `before_last` are called before the first and the last backward pass of every network."""
-    sums = UpdateSums(device)
-    networks = [item.network for item in items]
-    for number, item in enumerate(items):
-        if item.network not in networks[:number]:
-            before_first()
-        if item.network not in networks[number + 1 :]:
-            before_last()
-        placed = replace(
-            item,
-            advantage=to_device(item.advantage, device),
-            weight=to_device(item.weight, device),
-            v_reference=None if item.v_reference is None else to_device(item.v_reference, device),
-        )
-        exact = item.reward_signal is not None and objective.spec.credit == "exact"
-        x = to_device(item.record.x, device, torch.float32).requires_grad_() if exact else None
-        step = replay(placed, device, x)
-        seen = views(parts, placed, step)
-        losses = [loss_of(objective, region, view, law, kl_lambda=kl_lambda) for view, law in seen]
-        with same_bits(step.velocity.device, wanted=deterministic):
-            step.velocity.backward(scale * joined([loss.total for loss in losses], parts, step.velocity))
-        if x is not None:
-            backpropagate(placed, x, scale)
-        for (view, _), loss in zip(seen, losses):
-            sums.add(view, loss, kl_lambda)
-        progress()
-    return sums
-
-
 def backpropagate(item: TrainItem, x: Tensor, scale: float) -> None:
     """Propagate the reward's gradient back over the item's step: dR/dx = dR/dx_next + length (dv/dx)^T dR/dx_next, whose second term is x.grad over
     the factors on the loss."""
-    assert item.reward_signal is not None
+    assert item.reward_gradient is not None
     assert x.grad is not None
     factor = (-scale * item.weight).view(-1, *[1] * (x.ndim - 1))
     through = torch.where(factor != 0, x.grad / torch.where(factor != 0, factor, 1.0), 0.0)
-    item.reward_signal.gradient = item.reward_signal.gradient + through
+    item.reward_gradient.add_(through)
 
 
 def summarize(sums: UpdateSums, world: World, steps: Sequence[int]) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,33 +14,37 @@ from sage_grpo.data.groups import Member
 from sage_grpo.distributed.fsdp import Engine
 from sage_grpo.distributed.world import World
 from sage_grpo.models.base import VelocityModel
+from sage_grpo.models.policy import Step
 from sage_grpo.objectives.base import Objective, PreferencePair
 from sage_grpo.objectives.trust_region import closed_form_kl
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.loss import (
     Diverged,
-    RewardSignal,
     StatePart,
     TrainItem,
-    accumulate,
+    UpdateSums,
+    backpropagate,
+    joined,
     log_probs,
+    loss_of,
     mean_of,
     replay,
     summarize,
+    views,
 )
-from sage_grpo.training.offload import settle, to_device, to_storage
+from sage_grpo.training.offload import same_bits, settle, to_device, to_storage
 from sage_grpo.training.optim import share_kept
 from sage_grpo.training.plan import Plan
-from sage_grpo.training.reference import OldPolicy, ReferencePolicy, Snapshot
+from sage_grpo.training.reference import OldPolicy, Snapshot
 from sage_grpo.training.rollout import Rollout
 from sage_grpo.training.scoring import Scores
 from sage_grpo.training.state import TrainState
 from sage_grpo.utils.clock import Clock
 
 Progress = Callable[[], None]
-Signals = Mapping[tuple[Member, ...], RewardSignal]
-"""The reward's gradient of every micro-batch, by its clips."""
+Signals = Mapping[tuple[Member, ...], Tensor]
+"""The reward's gradient at the states after a step, for every micro-batch by its clips; it is propagated back from step to step, in place."""
 
 
 class Updater:
@@ -69,7 +73,7 @@ class Updater:
     def run(
         self, plan: Plan, rollout: Rollout, scored: Scores, advantages: Tensor, signals: Signals
     ) -> dict[str, float]:
-        state, device, logs = self.state, self.model.device, []
+        state, logs = self.state, []
         lockstep, anchor = Lockstep(plan), state.anchor
         reference = [False] * plan.updates if anchor is None else anchor.passes(state.updates, plan.updates)
         old_passes = self.objective.old_passes(plan.updates)
@@ -82,27 +86,12 @@ class Updater:
             self.old.begin()
         for update in range(plan.updates):
             items = self.items(lockstep, rollout, scored, advantages, update, signals)
-            if self.old is not None and old_passes[update]:
-                with self.old.applied():
-                    items = with_old(self.objective, items, device, tick, self.parts)
-            if state.anchor is not None:
-                items = with_reference(items, state.anchor, device, needed=reference[update], progress=tick)
+            if old_passes[update]:
+                items = self.with_old(items, tick)
+            items = self.with_reference(items, tick, needed=reference[update])
             if plan.pairs and reference[update]:
-                clips = len(plan.groups) * plan.group_size
-                items = with_partners(self.objective, items, clips, self.world, device, tick)
-            sums = accumulate(
-                self.objective,
-                self.config.trust_region,
-                items,
-                device,
-                kl_lambda=state.kl.value,
-                scale=self.sharding.scale,
-                deterministic=self.config.model.deterministic,
-                before_first=self.sharding.begin,
-                before_last=self.sharding.synchronize,
-                progress=tick,
-                parts=self.parts,
-            )
+                items = self.with_partners(items, len(plan.groups) * plan.group_size, tick)
+            sums = self.accumulate(items, state.kl.value, tick)
             logs.append(self.apply(summarize(sums, self.world, plan.labels(update))))
             if update == plan.updates - 1 and self.config.optimizer.measures_kl:
                 logs[-1] |= self._measure_kl(lockstep, rollout, tick)
@@ -146,12 +135,91 @@ class Updater:
                     weight=share[rows] / (1 if signals else len(group.trained[update])) * one.counts,
                     equalizer=plan.equalizer[label],
                     network=one.network,
-                    reward_signal=signals[members] if signals else None,
+                    reward_gradient=signals[members] if signals else None,
                     length=group.length(step) if signals else 0.0,
                     pair=_pair(plan, members, rows) if self.objective.in_pairs else None,
                 )
             )
         return items
+
+    def _replayed(self, items: Sequence[TrainItem], tick: Progress) -> Iterator[tuple[TrainItem, Step]]:
+        for item in items:
+            yield item, replay(item, self.model.device)
+            tick()
+        settle(self.model.device)
+
+    @torch.no_grad()
+    def with_old(self, items: Sequence[TrainItem], tick: Progress = lambda: None) -> list[TrainItem]:
+        """Add the old policy's velocities and log-probabilities. Where the newest weights sampled, the ratio is to those."""
+        assert self.old is not None
+        result = []
+        with self.old.applied():
+            for item, step in self._replayed(items, tick):
+                record, samples = item.record, self.objective.spec.old_samples
+                log_prob = log_probs(self.objective, item, step, self.parts) if samples else record.log_prob_old
+                v_old = to_storage(step.velocity, record.x.device)
+                result.append(replace(item, record=replace(record, v_old=v_old, log_prob_old=log_prob)))
+        return result
+
+    @torch.no_grad()
+    def with_reference(
+        self, items: Sequence[TrainItem], tick: Progress = lambda: None, *, needed: bool = True
+    ) -> list[TrainItem]:
+        """Add the reference's velocities, if there is one. Where it is not needed the policy equals the reference."""
+        if self.state.anchor is None:
+            return list(items)
+        if not needed:
+            return [replace(item, at_reference=True) for item in items]
+        with self.state.anchor.applied():
+            return [
+                replace(item, v_reference=to_storage(step.velocity, item.record.x.device))
+                for item, step in self._replayed(items, tick)
+            ]
+
+    @torch.no_grad()
+    def with_partners(self, items: Sequence[TrainItem], clips: int, tick: Progress = lambda: None) -> list[TrainItem]:
+        """Add the excess error of each clip's partner, which may be on another rank: one pass of each item, and a table that ranks fill together."""
+        table = torch.zeros((clips, self.objective.spec.levels), dtype=torch.float64)
+        for item, step in self._replayed(items, tick):
+            assert item.pair is not None
+            assert item.v_reference is not None
+            device = self.model.device
+            target, v_reference = (to_device(x, device, torch.float32) for x in (item.record.x_next, item.v_reference))
+            excess = self.objective.partner_excess(step.velocity, v_reference, target).double().cpu()
+            counts = item.weight > 0  # padding passes would count twice
+            table[item.pair.rows[counts], item.step] = excess[counts]
+        table = self.world.sum(table)
+        return [
+            replace(item, pair=replace(item.pair, partner_excess=table[item.pair.partners, item.step]))
+            for item in items
+            if item.pair is not None
+        ]
+
+    def accumulate(self, items: Sequence[TrainItem], kl_lambda: float, tick: Progress = lambda: None) -> UpdateSums:
+        """Replay the items of an update and add up their gradients; ranks exchange them in the last backward pass of each network."""
+        device, scale, sums = self.model.device, self.sharding.scale, UpdateSums(self.model.device)
+        networks = [item.network for item in items]
+        for number, item in enumerate(items):
+            if item.network not in networks[:number]:
+                self.sharding.begin()
+            if item.network not in networks[number + 1 :]:
+                self.sharding.synchronize()
+            item = item.on(device)
+            exact = item.reward_gradient is not None and self.objective.spec.credit == "exact"
+            x = to_device(item.record.x, device, torch.float32).requires_grad_() if exact else None
+            step = replay(item, device, x)
+            seen = views(self.parts, item, step)
+            losses = [
+                loss_of(self.objective, self.config.trust_region, view, law, kl_lambda=kl_lambda) for view, law in seen
+            ]
+            with same_bits(device, wanted=self.config.model.deterministic):
+                step.velocity.backward(scale * joined([loss.total for loss in losses], self.parts, step.velocity))
+            if x is not None:
+                backpropagate(item, x, scale)
+            for (view, _), loss in zip(seen, losses):
+                sums.add(view, loss, kl_lambda)
+            tick()
+        return sums
 
     def apply(self, metrics: dict[str, float]) -> dict[str, float]:
         state, config = self.state, self.config.optimizer
@@ -226,76 +294,6 @@ def _pair(plan: Plan, members: Sequence[Member], rows: Tensor) -> PreferencePair
     partners = torch.tensor([partner.group * plan.group_size + partner.index for _, partner in pairs])
     sides = torch.tensor([float(side) for side, _ in pairs])
     return PreferencePair(rows, partners, sides, torch.zeros(len(members)))
-
-
-def with_reference(
-    items: Sequence[TrainItem],
-    anchor: ReferencePolicy,
-    device: torch.device,
-    *,
-    needed: bool = True,
-    progress: Progress = lambda: None,
-) -> list[TrainItem]:
-    """Run the reference pass: items with the reference's velocities. Where it is not needed the policy equals the reference."""
-    if not needed:
-        return [replace(item, at_reference=True) for item in items]
-    result = []
-    with torch.no_grad(), anchor.applied():
-        for item in items:
-            v_reference = to_storage(replay(item, device).velocity, item.record.x.device)
-            result.append(replace(item, v_reference=v_reference))
-            progress()
-        settle(device)
-    return result
-
-
-@torch.no_grad()
-def with_partners(
-    objective: Objective,
-    items: Sequence[TrainItem],
-    clips: int,
-    world: World,
-    device: torch.device,
-    progress: Progress = lambda: None,
-) -> list[TrainItem]:
-    """Add the excess error of each clip's partner, which may be on another rank: one pass of each item, and a table that ranks fill together."""
-    table = torch.zeros((clips, objective.spec.levels), dtype=torch.float64)
-    for item in items:
-        assert item.pair is not None
-        assert item.v_reference is not None
-        record, v = item.record, replay(item, device).velocity
-        target, v_reference = (to_device(x, device, torch.float32) for x in (record.x_next, item.v_reference))
-        excess = objective.partner_excess(v, v_reference, target).double().cpu()
-        counts = item.weight > 0  # padding passes would count twice
-        table[item.pair.rows[counts], item.step] = excess[counts]
-        progress()
-    table = world.sum(table)
-    settle(device)
-    return [
-        replace(item, pair=replace(item.pair, partner_excess=table[item.pair.partners, item.step]))
-        for item in items
-        if item.pair is not None
-    ]
-
-
-@torch.no_grad()
-def with_old(
-    objective: Objective,
-    items: Sequence[TrainItem],
-    device: torch.device,
-    progress: Progress = lambda: None,
-    parts: Sequence[StatePart] = (),
-) -> list[TrainItem]:
-    """Add the old policy's velocities and log-probabilities to items; the model has its weights. Where the newest weights sampled, the ratio is to those."""
-    result = []
-    for item in items:
-        record, step = item.record, replay(item, device)
-        log_prob = log_probs(objective, item, step, parts) if objective.spec.old_samples else record.log_prob_old
-        v_old = to_storage(step.velocity, record.x.device)
-        result.append(replace(item, record=replace(record, v_old=v_old, log_prob_old=log_prob)))
-        progress()
-    settle(device)
-    return result
 
 
 @torch.no_grad()

@@ -28,10 +28,10 @@ from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.engine import RolloutEngine
 from sage_grpo.training.inputs import load_model
 from sage_grpo.training.offload import get_ready, hold_to_budget, settle
-from sage_grpo.training.rollout import SavedRecord
-from sage_grpo.training.scoring import compose, no_clips
+from sage_grpo.training.scoring import black_clips, compose
 from sage_grpo.workers.messages import (
     RolloutTask,
+    SavedRecord,
     TaskResult,
     WorkerError,
     WorkerLost,
@@ -101,7 +101,7 @@ def _knock(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=PATIENCE).close()
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"No Ray cluster answers at {address!r} ({error}): give HOST:PORT of its head, as `ray start --head` says, or auto (docs/guides/ray.md)."
+            f"No Ray cluster answers at {address!r} ({error}): give HOST:PORT of its head, as `ray start --head` says, or auto (docs/scale.md#sample-on-other-gpus-with-ray)."
         ) from error
 
 
@@ -116,7 +116,7 @@ def check(config: TrainConfig, processes: int, objects: Sequence[str] = ()) -> N
             f"parallel.sp {config.parallel.sp}: the processes that share a clip would all let workers make it; set 1"
         )
     elif spec.address is None:
-        reason = "without rollout.ray.address: a cluster that one of them started would end with it; start one (docs/guides/ray.md)"
+        reason = "without rollout.ray.address: a cluster that one of them started would end with it; start one (docs/scale.md#sample-on-other-gpus-with-ray)"
     elif spec.workers < processes:
         reason = f"with rollout.ray.workers {spec.workers}: each has workers of its own; use {processes} or more"
     if reason and processes > 1:
@@ -176,7 +176,7 @@ class Worker:
         rollout = engine.sampler(plan, moved(task.conditions, engine.model.device)).run()
         clips = engine.judge(rollout, plan, whole=task.whole)
         # Clips are sent only if an observer needs them.
-        videos = clips.videos.to(CPU) if task.whole else no_clips(engine.model.video)
+        videos = clips.videos.to(CPU) if task.whole else black_clips(engine.model.video)
         clips = replace(clips, videos=videos, sound=clips.sound if task.whole else None)
         replay = checked(plan, rollout.records)
         record = rollout.records[replay]

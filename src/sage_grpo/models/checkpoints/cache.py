@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import struct
 import uuid
 import warnings
 from collections.abc import Callable, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -23,7 +21,6 @@ from sage_grpo.models import ModelError, no_numbers
 from sage_grpo.models.checkpoints.checkpoint import fingerprint, has_component
 from sage_grpo.models.network.inputs import check_image
 from sage_grpo.types import Conditioning
-from sage_grpo.utils.json_schema import parse_json
 from sage_grpo.utils.safe_io import replacing
 
 FORMAT = "3"  # raise this when the meaning of stored tensors changes: older files are then not found
@@ -34,16 +31,13 @@ class Encoded(dict[str, Tensor]):
 
 
 class EncodingCache:
-    """Maps the inputs of an encoding to its tensors: in memory while they are referenced, on disk as a file with a checksum. A damaged file is
+    """Maps the inputs of an encoding to its tensors: in memory while they are referenced, on disk as a file each. A damaged file is
     encoded again; a disk that is full or cannot be written costs one warning. `what` names the content in warnings."""
 
     def __init__(self, folder: Path | None, fingerprint: str, what: str = "Encoded prompts") -> None:
         self.folder, self.what = folder, what
-        try:  # with which Wan's pipelines clean prompts: another version, or none, can give other tokens
-            cleaner = f"ftfy {version('ftfy')}"
-        except PackageNotFoundError:
-            cleaner = "no ftfy"
-        self.fingerprint = digest(cleaner, fingerprint)
+        # Wan's pipelines clean prompts with ftfy: another version can give other tokens.
+        self.fingerprint = digest(f"ftfy {version('ftfy')}", fingerprint)
         self._writable = folder is not None
         self._memory: WeakValueDictionary[str, Encoded] = WeakValueDictionary()
 
@@ -72,14 +66,13 @@ class EncodingCache:
             self.folder = None
             return None
         try:
-            tensors = Encoded(load(body))
-            if _stored_checksum(body) == _checksum(key, tensors):
-                return tensors
-            fault = "its checksum does not fit"
+            return Encoded(load(body))
         except (SafetensorError, ValueError, LookupError, TypeError, RuntimeError) as error:
             fault = f"{type(error).__name__}: {error}"
-        warnings.warn(f"{self.what.removesuffix('s')} {file} is damaged ({fault}): encoding it again.", stacklevel=2)
-        return None
+            warnings.warn(
+                f"{self.what.removesuffix('s')} {file} is damaged ({fault}): encoding it again.", stacklevel=2
+            )
+            return None
 
     def _write(self, key: str, tensors: Encoded) -> None:
         if self.folder is None or not self._writable:
@@ -87,27 +80,13 @@ class EncodingCache:
         file = self.folder / key[:2] / f"{key}.safetensors"
         try:  # several runs may encode one prompt at the same time, also on several machines with one file system
             with replacing(file, suffix=f".{os.getpid()}.{uuid.uuid4().hex}.tmp") as temporary:
-                temporary.write_bytes(save(tensors, metadata={"checksum": _checksum(key, tensors)}))
+                temporary.write_bytes(save(tensors))
         except OSError as error:  # full, read-only, not ours, no folder
             self._writable = False
             warnings.warn(
                 f"{self.what} cannot be kept in {self.folder} ({error}): going on without. Make room, or set model.cache to another folder.",
                 stacklevel=2,
             )
-
-
-def _checksum(key: str, tensors: Mapping[str, Tensor]) -> str:
-    sha = hashlib.sha256(key.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        sha.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return sha.hexdigest()
-
-
-def _stored_checksum(body: bytes) -> str | None:
-    (length,) = struct.unpack("<Q", body[:8])
-    return parse_json(body[8 : 8 + length]).get("__metadata__", {}).get("checksum")
 
 
 def digest(*parts: str) -> str:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from importlib import import_module
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.files import (
@@ -43,6 +40,8 @@ from sage_grpo.utils.suggest import nearest
 if TYPE_CHECKING:
     import torch
 
+    from sage_grpo.models.spec import ModelSpec
+
 PIPELINES: Mapping[str, str] = {
     "HunyuanVideo15Pipeline": "hunyuan15",
     "HunyuanVideo15ImageToVideoPipeline": "hunyuan15",
@@ -51,7 +50,6 @@ PIPELINES: Mapping[str, str] = {
     "WanVideoToVideoPipeline": "wan",
     "LTXPipeline": "ltx",
     "LTXImageToVideoPipeline": "ltx",
-    "LTXConditionPipeline": "ltx",
     "LTX2Pipeline": "ltx2",
     "LTX2ImageToVideoPipeline": "ltx2",
     "FluxPipeline": "flux",
@@ -66,17 +64,7 @@ TOKENIZERS = {f"tokenizer{number}": f"text_encoder{number}" for number in ("", "
 """Text encoders by tokenizer."""
 
 
-class Located(Protocol):
-    """A ModelSpec's place of the checkpoint."""
-
-    @property
-    def path(self) -> str | None: ...
-
-    @property
-    def revision(self) -> str | None: ...
-
-
-def resolve(spec: Located) -> Path:
+def resolve(spec: ModelSpec) -> Path:
     if spec.path is None or spec.path == "shapes":
         folder = Path(str(files("sage_grpo") / "worlds" / "shapes" / "assets"))
         if not (folder / "model_index.json").is_file():
@@ -102,7 +90,7 @@ def resolve(spec: Located) -> Path:
     raise ModelError(f'model.path "{spec.path}" is not a folder.{hint}')
 
 
-def local_folder(spec: Located) -> Path | None:
+def local_folder(spec: ModelSpec) -> Path | None:
     """The checkpoint's folder with at least its config files, if it is here: as a path, or in the hub's cache."""
     if spec.path is None or Path(spec.path).expanduser().is_dir() or not _is_hub_id(spec.path):
         return resolve(spec)
@@ -113,7 +101,7 @@ def local_folder(spec: Located) -> Path | None:
     return Path(index).parent if isinstance(index, str) and isinstance(config, str) else None
 
 
-def configs_folder(spec: Located) -> Path:
+def configs_folder(spec: ModelSpec) -> Path:
     return local_folder(spec) or _download(spec, weights=False)
 
 
@@ -121,7 +109,7 @@ def _is_hub_id(path: str) -> bool:
     return path.count("/") == 1 and not path.startswith((".", "/", "~"))
 
 
-def _download(spec: Located, *, weights: bool = True) -> Path:
+def _download(spec: ModelSpec, *, weights: bool = True) -> Path:
     from diffusers import DiffusionPipeline
     from huggingface_hub import snapshot_download
 
@@ -160,7 +148,7 @@ def read_config(folder: Path, component: str, name: str = "config.json") -> dict
     return values
 
 
-def detect_family(spec: Located) -> str:
+def detect_family(spec: ModelSpec) -> str:
     folder = resolve(spec)
     name = str(read_index(folder).get("_class_name"))
     if name not in PIPELINES:
@@ -246,6 +234,7 @@ def _check_weights(folder: Path, skip: Sequence[str], *, loading: bool = False) 
     """Compare names and shapes in the headers of the networks' files with the classes', before anything is read. `loading` refuses a transformers
     model among the components that diffusers loads by itself: encoders load on demand."""
     import diffusers
+    import torch
     from transformers import PreTrainedModel
 
     index = read_index(folder)
@@ -261,20 +250,12 @@ def _check_weights(folder: Path, skip: Sequence[str], *, loading: bool = False) 
         if not (folder / name / "config.json").is_file():
             _refuse(folder, name, "lacks config.json")
         held, config = stored_shapes(folder / name), read_config(folder, name)
-        with in_words(folder, name), _no_larger_than(folder, name, held):
-            expected = _own_shapes(kind, json.dumps(config, sort_keys=True))
+        with in_words(folder, name), _no_larger_than(folder, name, held), torch.device("meta"):
+            expected = {key: tuple(value.shape) for key, value in kind.from_config(config).state_dict().items()}
         ignored = kind._keys_to_ignore_on_load_unexpected or []
         unexpected = [key for key in held.keys() - expected.keys() if not any(re.search(text, key) for text in ignored)]
         mismatched = [key for key in held.keys() & expected.keys() if held[key] != expected[key]]
         _refuse(folder, name, weights_fault(expected.keys() - held.keys(), unexpected, mismatched))
-
-
-@cache
-def _own_shapes(kind: Any, config: str) -> dict[str, tuple[int, ...]]:
-    import torch
-
-    with torch.device("meta"):
-        return {name: tuple(value.shape) for name, value in kind.from_config(json.loads(config)).state_dict().items()}
 
 
 @contextmanager
@@ -431,20 +412,11 @@ def _native(folder: Path) -> dict[str, float]:
     return {}
 
 
-def require_ftfy() -> None:
-    """Wan's pipelines clean prompts with ftfy where it is installed, and read them differently where it is not."""
-    if find_spec("ftfy") is None:
-        raise ModelError(
-            "Wan needs the package ftfy: its pipelines clean prompts with it, and without it the same prompt (the official "
-            "negative prompt, for one) is encoded differently. pip install ftfy"
-        )
-
-
-def fingerprint(folder: Path, names: Iterable[str], *, block: int = 1 << 16, samples: int = 16) -> str:
+def fingerprint(folder: Path, names: Iterable[str]) -> str:
     """A hash of the content of components (or single files) that does not depend on where they lie. Small files count in full, of large ones the size
     and `samples` evenly spaced blocks: reading 16 GB of a text encoder would take longer than encoding the prompts, and training changes every
     block."""
-    sha = hashlib.sha256()
+    sha, block, samples = hashlib.sha256(), 1 << 16, 16
     for name in sorted(names):
         for file in sorted(path for path in (folder / name, *(folder / name).rglob("*")) if path.is_file()):
             size = file.stat().st_size

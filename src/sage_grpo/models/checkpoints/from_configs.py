@@ -45,10 +45,7 @@ def adapter_alone(spec: ModelSpec) -> FamilyModel:
 
 
 def family_class(spec: ModelSpec, pipeline: str) -> type[FamilyModel]:
-    module = find_family(PIPELINES[pipeline])
-    if hasattr(module, "kind_of"):
-        return module.kind_of(spec, pipeline)
-    classes = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, FamilyModel)]
+    classes = [kind for kind in vars(find_family(PIPELINES[pipeline])).values() if isinstance(kind, type)]
     return next(kind for kind in classes if "traits" in vars(kind) and pipeline in kind.traits.pipelines)
 
 

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models.codec import ImageCodec
-from sage_grpo.models.distilled import is_schnell
 from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.network.inputs import SIDE, LatentGrid, pack, packed_grid, unpack
 
@@ -39,7 +38,8 @@ class Flux(FamilyModel):
 
     def _prepare(self) -> None:
         given = self.options["text_tokens"]
-        known = is_schnell(self.transformer.config, self.pipe.scheduler.config)
+        # Both: dev without its guidance input (a "de-distilled" one) keeps dev's scheduler.
+        known = not self.transformer.config.guidance_embeds and not self.pipe.scheduler.config.use_dynamic_shifting
         self.text_tokens = int(given or (SCHNELL_TEXT_TOKENS if known else TEXT_TOKENS))
         why = "as asked" if given else "schnell: no guidance input, a fixed shift" if known else "not schnell"
         self.choices["text tokens"] = f"{self.text_tokens} ({why})"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,13 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models import ModelError
-from sage_grpo.models.checkpoints.checkpoint import read_config, read_index, resolve
-from sage_grpo.models.checkpoints.files import read_json
+from sage_grpo.models.checkpoints.checkpoint import read_config
 from sage_grpo.models.codec import Codec
 from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, grid_of_clips, pack, seen_tokens, unpack
-from sage_grpo.models.schedulers import BENT, TAKES_MU, StockSchedule, start_of
-from sage_grpo.models.spec import ModelSpec
 from sage_grpo.types import VideoSpec
 
-CONDITION = "LTXConditionPipeline"
-"""The pipeline of 0.9.5 and later: from text alone it has another grid, other positions and longer prompts than LTXPipeline."""
 MIXED = 0  # seed of the noise that decoding mixes into latents (decode_noise_scale)
 
 
@@ -48,23 +42,6 @@ class LtxCodec(Codec):
         return (1 - scale) * z + scale * noise, times
 
 
-class LinearQuadratic(StockSchedule):
-    """The schedule of the newer pipeline: linear at first, then quadratic."""
-
-    def sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
-        return self.scheduler(num_steps, self.model.shift if shift is None else shift).sigmas.to(torch.float32).cpu()
-
-    def scheduler(self, num_steps: int, shift: float) -> Any:
-        from diffusers.pipelines.ltx.pipeline_ltx_condition import linear_quadratic_schedule
-
-        if num_steps < 1:
-            raise ModelError(f"The number of steps must be at least 1, got {num_steps}.")
-        stock = self.model.pipe.scheduler
-        scheduler = type(stock).from_config(stock.config, shift=shift)
-        scheduler.set_timesteps(sigmas=linear_quadratic_schedule(num_steps).numpy())
-        return scheduler
-
-
 class Ltx(FamilyModel):
     """LTX-Video as a VelocityModel."""
 
@@ -83,13 +60,7 @@ class Ltx(FamilyModel):
         dynamic_shift=True,
         codec=LtxCodec,
         # As the pipeline's arguments; no noise scale is the timestep.
-        options={
-            "guidance_rescale": 0.0,
-            "decode_timestep": 0.0,
-            "decode_noise_scale": None,
-            "condition_pipeline": 0.0,
-        },
-        whole={"condition_pipeline": (0, 1)},
+        options={"guidance_rescale": 0.0, "decode_timestep": 0.0, "decode_noise_scale": None},
     )
 
     @classmethod
@@ -146,78 +117,20 @@ class Ltx(FamilyModel):
         return after_first_frame(x, frame, sigma, v)
 
     def _run(self, x: Tensor, timestep: Tensor, text: Tensor) -> Tensor:
+        frames, height, width = x.shape[2:]
+        stride = self.grid.spatial
         tokens = self.network(
             hidden_states=pack(x.to(self._input_dtype)),
             encoder_hidden_states=text.to(self._input_dtype),
             timestep=timestep,
             encoder_attention_mask=None,
-            **self._positions(x),
+            num_frames=frames,
+            height=height,
+            width=width,
+            rope_interpolation_scale=((self.grid.temporal or 1) / self.video.fps, stride, stride),
             return_dict=False,
         )[0]
         return unpack(tokens, x)
-
-    def _positions(self, x: Tensor) -> dict[str, Any]:
-        """The network's inputs for the positions of tokens, in seconds and pixels."""
-        frames, height, width = x.shape[2:]
-        stride = self.grid.spatial
-        return {
-            "num_frames": frames,
-            "height": height,
-            "width": width,
-            "rope_interpolation_scale": ((self.grid.temporal or 1) / self.video.fps, stride, stride),
-        }
-
-
-class LtxCondition(Ltx):
-    """LTX-Video as its newer pipeline runs it, from text, from a first frame (without the noise that the pipeline adds to it) or from a clip."""
-
-    # The pipeline spaces its sigmas itself and passes no shift.
-    traits = replace(
-        Ltx.traits,
-        pipelines=(CONDITION, "LTXPipeline"),
-        dynamic_shift=False,
-        schedule=LinearQuadratic,
-        options={**Ltx.traits.options, "denoise_strength": None},
-    )
-
-    def _prepare(self) -> None:
-        super()._prepare()
-        self.stock_pipeline = CONDITION  # also where the checkpoint names the older one
-        self.strength = self.options["denoise_strength"]
-        if self.strength is not None:
-            self.choices["start"] = start_of(self.strength, self.spec.sigmas)
-
-    @classmethod
-    def _pipeline(cls, index: Mapping[str, Any]) -> str:
-        return CONDITION
-
-    @classmethod
-    def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
-        super()._check(folder, index)
-        # The pipeline gives the network its own timesteps and lets the scheduler bend the sigmas: both agree on an unbent grid only.
-        name = index["scheduler"][1]
-        if name not in TAKES_MU:
-            raise ModelError(
-                f'The scheduler of "{folder}" is a {name}; supported with an {CONDITION} is {", ".join(TAKES_MU)}. Save the pipeline with it.'
-            )
-        config = read_json(folder / "scheduler" / "scheduler_config.json")
-        bent = [f"{key} to {config[key]!r}" for key in BENT if config.get(key)]
-        bent += [f"shift to {config['shift']!r}"] if config.get("shift", 1.0) != 1 else []
-        if bent:
-            raise ModelError(
-                f'scheduler/scheduler_config.json of "{folder}" sets {" and ".join(bent)}: an {CONDITION} then steps on other sigmas than it '
-                "tells its network. Take it out there, as in the published checkpoints; --model.shift shifts both."
-            )
-
-    def _positions(self, x: Tensor) -> dict[str, Any]:
-        """Frame, row and column of the tokens: the first latent frame is one frame and the others eight, so that a token's time is that of its first
-        frame."""
-        pipe, (frames, height, width) = self.pipe, x.shape[2:]
-        ids = pipe._prepare_video_ids(len(x), frames, height, width, device=x.device)
-        scales = {"scale_factor": self.grid.spatial, "scale_factor_t": self.grid.temporal, "frame_index": 0}
-        coordinates = pipe._scale_video_ids(ids, **scales, device=x.device).to(torch.float32)
-        coordinates[:, 0] = coordinates[:, 0] * (1.0 / self.video.fps)
-        return {"video_coords": coordinates}
 
 
 def refuse_noise(folder: Path, *settings: str) -> None:
@@ -232,10 +145,4 @@ def refuse_noise(folder: Path, *settings: str) -> None:
             )
 
 
-def load(spec: ModelSpec, device: str | torch.device | None = None) -> Ltx:
-    return kind_of(spec, read_index(resolve(spec))["_class_name"]).load(spec, device)
-
-
-def kind_of(spec: ModelSpec, pipeline: str) -> type[Ltx]:
-    """The class that runs the checkpoints of a pipeline. The option is for 0.9.5, whose file names the older one."""
-    return LtxCondition if pipeline == CONDITION or spec.options.get("condition_pipeline") == 1 else Ltx
+load = Ltx.load

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sage_grpo.distributed.context import SequenceParallel
 from sage_grpo.models import ModelError
-from sage_grpo.models.base import Abilities, SequenceSplit
-from sage_grpo.models.checkpoints.checkpoint import check_components, read_config, require_ftfy
+from sage_grpo.models.base import Abilities
+from sage_grpo.models.checkpoints.checkpoint import check_components, read_config
 from sage_grpo.models.codec import WanCodec
 from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.network.attention import PlainAttention, split_rotary
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, grid_of_clips
-from sage_grpo.models.schedulers import start_of
 from sage_grpo.types import VideoSpec
 
 TEXT_TOKENS = 512  # length to which the pipelines pad text; also hard-coded in the transformer's image attention
@@ -49,7 +49,6 @@ class Wan(FamilyModel):
 
     @classmethod
     def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
-        require_ftfy()
         config = read_config(folder, "transformer")
         if index.get("boundary_ratio") is not None:
             check_components(folder, index, ["transformer_2"], ["transformer_2"])
@@ -65,12 +64,16 @@ class Wan(FamilyModel):
 
     def _prepare(self) -> None:
         self.expand_timesteps = bool(self.index.get("expand_timesteps"))
-        self._sequence: SequenceSplit | None = None
+        self._sequence: SequenceParallel | None = None
         config = self.transformer.config
-        self.strength = strength_of(self.options["strength"], self.stock_pipeline)
+        given = self.options["strength"]
+        self.strength = STRENGTH if given is None and self.stock_pipeline == FROM_CLIP else given
         if self.strength is not None:
             self._check_strength(self.strength)
             self.stock_pipeline = FROM_CLIP
+            self.choices["start"] = (
+                f"each prompt's source_video, noised to the level at which the last {self.strength:g} of the steps from pure noise begin"
+            )
         if config.pos_embed_seq_len is not None:  # 2.1 FLF2V needs both frames
             self.pictures = {2}
         elif self.expand_timesteps:
@@ -88,7 +91,14 @@ class Wan(FamilyModel):
             raise ModelError(
                 f'model.options strength is for {FROM_CLIP}, and "{self.folder}" {reason}. Use a text-to-video checkpoint of 2.1, or leave it out.'
             )
-        self.choices["start"] = start_of(strength, self.spec.sigmas)
+        if not 0 < strength <= 1:
+            raise ModelError(
+                f"The strength in model.options lies above 0 and is at most 1 (pure noise), got {strength:g}."
+            )
+        if self.spec.sigmas:
+            raise ModelError(
+                f"The strength {strength:g} in model.options cuts the checkpoint's own grid, and model.sigmas states another: leave one of them out."
+            )
 
     def _adapted(self, transformer: Any) -> nn.Module:
         for block in transformer.blocks:
@@ -112,7 +122,7 @@ class Wan(FamilyModel):
     def abilities(self) -> Abilities:
         return replace(super().abilities, split_sequence=self._split)
 
-    def _split(self, sequence: SequenceSplit) -> None:
+    def _split(self, sequence: SequenceParallel) -> None:
         """Text is whole everywhere."""
         self._sequence = sequence
         networks: tuple[Any, ...] = (self.network, *self.others)
@@ -211,11 +221,7 @@ class Wan(FamilyModel):
         )[0]
 
 
-def strength_of(given: float | None, pipeline: str) -> float | None:
-    return STRENGTH if given is None and pipeline == FROM_CLIP else given
-
-
-def split_network(network: Any, sequence: SequenceSplit, latents: tuple[int, ...]) -> None:
+def split_network(network: Any, sequence: SequenceParallel, latents: tuple[int, ...]) -> None:
     """Split tokens before the first block and put them together after the last projection, around the stock forward."""
     total = math.prod(size // patch for size, patch in zip(latents[1:], network.config.patch_size))
 

@@ -1,6 +1,6 @@
 """CLIPScore, PickScore, aesthetic heads and HPSv2: image models, averaged over frames sampled by time.
 
-Preprocessing is done on tensors, in the steps that each score's authors take (docs/rewards.md has the table), so clips never become
+Preprocessing is done on tensors, in the steps that each score's authors take, so clips never become
 image files and no image library is needed.
 """
 

@@ -9,9 +9,9 @@ from sage_grpo.config.ranges import Range, checked
 
 @checked
 class DoctorSpec:
-    """Size of the rollout."""
+    """Size of the test rollout."""
 
     prompts: Annotated[int, Range(2)] = 4
-    """Prompts of the one small rollout that all checks share."""
+    """Prompts of the small rollout that all checks share."""
     members: Annotated[int, Range(2)] = 4
     """Clips per prompt."""

@@ -15,11 +15,10 @@ from sage_grpo.distributed.fsdp import disagreeing, local
 from sage_grpo.distributed.world import World
 from sage_grpo.tools.doctor.check import Check, graded, relative
 from sage_grpo.training import loss
-from sage_grpo.training.loss import TrainItem, accumulate
+from sage_grpo.training.loss import TrainItem
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.rollout import Rollout
 from sage_grpo.training.trainer import Trainer
-from sage_grpo.training.update import with_old, with_reference
 
 WATCHED = 4096  # values of every parameter that are watched during the update
 FAR, TOO_FAR = 0.4, 1.0
@@ -62,7 +61,7 @@ class Sample:
                     advantage=torch.tensor([1.0 if member.index % 2 else -1.0 for member in replay.members]),
                     weight=ones / len(ones),
                     equalizer=self.plan.equalizer[label],
-                    reward_signal=pushes.get(replay.members),
+                    reward_gradient=pushes.get(replay.members),
                     length=group.length(replay.step) if pushes else 0.0,
                 )
             )
@@ -103,25 +102,11 @@ def _modules(names: Mapping[str, object]) -> set[str]:
 
 def ratio(sample: Sample, items: Sequence[TrainItem]) -> Check:
     """The ratio before any update, at every trained step, by an update's replays; leaves its gradients in the parameters."""
-    trainer, objective = sample.trainer, sample.trainer.objective
-    lambda_, rows = trainer.state.kl.value, []
+    trainer, rows = sample.trainer, []
     trainer.state.optimizer.zero_grad()
-    if trainer.state.anchor is not None:
-        items = with_reference(items, trainer.state.anchor, trainer.model.device)
-    trainer.sharding.begin()
-    for number, item in enumerate(items):
-        more = any(later.network == item.network for later in items[number + 1 :])
-        last = (lambda: None) if more else trainer.sharding.synchronize
-        tally = accumulate(
-            objective,
-            trainer.config.trust_region,
-            [item],
-            trainer.model.device,
-            kl_lambda=lambda_,
-            scale=trainer.sharding.scale,
-            before_last=last,
-        )
-        rows.append((float(tally.largest_log_ratio), item.label))
+    for item in trainer.updater.with_reference(items):
+        sums = trainer.updater.accumulate([item], trainer.state.kl.value)
+        rows.append((float(sums.largest_log_ratio), item.label))
     largest, label = max(rows)
     steps, at = len({row[1] for row in rows}), f", at step {label}" if largest else ""
     return Check(
@@ -233,21 +218,9 @@ def trust_region(sample: Sample, items: Sequence[TrainItem]) -> Check:
             0.0,
             remedy="set update.updates_per_rollout 2, trust_region.mode fixed, or anchor.every above 1",
         )
-    if trainer.old is not None:
-        with trainer.old.applied():
-            items = with_old(trainer.objective, items, trainer.model.device)
-    if anchor is not None:
-        items = with_reference(items, anchor, trainer.model.device)
-    trainer.sharding.begin()
     lambda_ = trainer.state.kl.value
-    tally = accumulate(
-        trainer.objective,
-        trainer.config.trust_region,
-        items,
-        trainer.model.device,
-        kl_lambda=lambda_ or 1.0,
-        scale=trainer.sharding.scale,
-    )
+    items = items if trainer.old is None else trainer.updater.with_old(items)
+    tally = trainer.updater.accumulate(trainer.updater.with_reference(items), lambda_ or 1.0)
     trainer.state.optimizer.zero_grad()
     kl, policy, trust = (float(tally.sums[name]) for name in ("kl/total", "gradient/policy", "gradient/kl"))
     share = math.sqrt(trust) / max(1e-300, math.sqrt(trust) + math.sqrt(policy)) if lambda_ else 0.0

@@ -40,15 +40,15 @@ class ProbeSpec:
     """Size of the probe."""
 
     prompts: Annotated[int, Range(2)] = 8
-    """The first so many training prompts; intervals are over prompts."""
+    """Number of training prompts; confidence intervals are over prompts."""
     starts: Annotated[int, Range(2)] = 2
-    """Start noises per prompt."""
+    """Initial noises per prompt."""
     members: Annotated[int, Range(8)] = 8
     """Clips per branch: 8, 12, 16, ..."""
     steps: list[Natural] | None = None
-    """Steps to branch at; None is every step that can be trained."""
+    """Steps to branch at; None is every trainable step."""
     etas: list[Positive] | None = None
-    """Values of kernel.eta to compare at the best step, besides the configuration's; None is half of it, and one and a half of it up to 1.5."""
+    """Further values of kernel.eta to compare at the best step; None is 0.5 and 1.5 times the configured one."""
     out: Folder = "probe"
     """Folder for probe.json and snippet.yaml."""
     json: bool = False

@@ -1,0 +1,48 @@
+"""README's claims as sentences, with every figure from the rows of research/results."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+from views import between, summary_of, value
+
+
+def claims(folder: Path) -> str:
+    """Three claims with their figures and limits; `folder` is research/results."""
+    methods, regime, heat, table = (folder / name for name in ("headline", "regime", "heat", "table2"))
+    second, equalized = folder / "scenes_headline", folder / "scenes_equaliser"
+    arms = summary_of(methods).arms
+    times = arms["sage"].passes / arms["branch"].passes
+    plain = between(equalized, arm="sage, 20 steps, plain", other="sage, 20 steps, equalised")
+    texts = (
+        f"""**One exploring step per prompt (`branch`) saves network evaluations.** With as many evaluations as `branch`, SAGE
+        scores {than(minus(methods, "sage", "equal"))} and MixGRPO, the closest, {than(minus(methods, "mix", "equal"))}. In a second
+        world SAGE scores {than(minus(second, "sage", "equal"))}. With the same clips SAGE scores
+        {than(minus(methods, "sage", "clips"))}, for {times:.0f} times the evaluations, and AWM {than(minus(methods, "awm", "clips"))}.
+        Limit: rates were chosen for whole runs, which favors `branch` at equal evaluations.""",
+        f"""**The gradient equalizer helps, with the factor |b|/std of the paper's Eqs. 38 and 39.** Without it SAGE scores
+        {than(minus(regime, "sage, plain"))} over 45 iterations of 20 steps at shift 5, and {than(plain)} in the second world.
+        FlowGRPO's kernel with the same equalizer differs by {minus(regime, "flow, |b|/std")}, SAGE without the dual trust region by
+        {minus(table, "sage")}. Limit: in our normalization the printed KL coefficients hardly act.""",
+        f"""**A target KL limits a hot run to a step size read off a good run.** At four times its good learning rate
+        `branch` ends at {value(heat, "none 2e-04")} after 300 iterations, and with a target KL taken at the good rate at
+        {value(heat, "target_kl 2e-04")}. The good rate itself ends at {value(heat, "none 5e-05")}. Limit: the target must come from a
+        good run of the same method.""",
+    )
+    return "\n".join(
+        textwrap.fill(" ".join(text.split()), 119, initial_indent=f"{number}. ", subsequent_indent="   ")
+        for number, text in enumerate(texts, start=1)
+    )
+
+
+def minus(folder: Path, arm: str, at: str = "") -> str:
+    """Difference from the comparison's baseline: at its end, at equal clips, or at equal network evaluations."""
+    return value(folder, arm, kind=f"{at}_difference" if at else "difference")
+
+
+def than(difference: str) -> str:
+    """`-0.1 ± 0.2` as `0.1 ± 0.2 lower (not distinguishable)`."""
+    mean, half = (float(part) for part in difference.split("±"))
+    words = "lower" if mean < 0 else "higher"
+    return f"{difference[1:]} {words}" + (" (not distinguishable)" if abs(mean) <= half else "")

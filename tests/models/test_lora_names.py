@@ -1,0 +1,222 @@
+"""LoRAs under other programs' names: the expected names are data from the loaders' own key tables, and the products are the merged weights'.
+
+Stock diffusers reads the files of several programs by converters of its own, and is a second witness there.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import diffusers.loaders.single_file_utils as original
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_lora_files import moved
+
+from sage_grpo.models import ModelError
+from sage_grpo.models.checkpoints.lora_names import PROGRAMS, save_lora_for
+from sage_grpo.models.lora import ADAPTER
+from sage_grpo.models.spec import LoraSpec
+from sage_grpo.tools.convert import to_diffusers
+
+LORA = LoraSpec(rank=2, alpha=3.0)
+B, S = "transformer_blocks.0.", "single_transformer_blocks.0."
+QKV = [f"{B}attn.to_{x}" for x in "qkv"]
+ADDED = [f"{B}attn.add_{x}_proj" for x in "qkv"]
+EXPECTED = {
+    ("wan_t2v", "comfy"): {
+        "diffusion_model.blocks.0.self_attn.q": ["blocks.0.attn1.to_q"],
+        "diffusion_model.blocks.0.cross_attn.o": ["blocks.0.attn2.to_out.0"],
+        "diffusion_model.blocks.0.ffn.0": ["blocks.0.ffn.net.0.proj"],
+    },
+    ("wan_i2v", "kohya"): {
+        "lora_unet_blocks_0_cross_attn_v": ["blocks.0.attn2.to_v"],
+        "lora_unet_blocks_0_ffn_2": ["blocks.0.ffn.net.2"],
+    },
+    ("wan_t2v", "lightx2v"): {"blocks.1.self_attn.o": ["blocks.1.attn1.to_out.0"]},
+    ("hunyuan15_t2v", "comfy"): {
+        "diffusion_model.double_blocks.0.img_attn.qkv": QKV,
+        "diffusion_model.double_blocks.0.txt_attn.qkv": ADDED,
+        "diffusion_model.double_blocks.0.txt_attn.proj": [f"{B}attn.to_add_out"],
+        "diffusion_model.double_blocks.0.img_mlp.2": [f"{B}ff.net.2"],
+    },
+    ("hunyuan15_t2v", "kohya"): {
+        "lora_unet_double_blocks_0_img_attn_q": QKV[:1],
+        "lora_unet_double_blocks_0_txt_mlp_fc1": [f"{B}ff_context.net.0.proj"],
+    },
+    ("hunyuan15_t2v", "lightx2v"): {"double_blocks.0.img_attn_v": QKV[2:]},
+    ("flux", "comfy"): {
+        "diffusion_model.double_blocks.0.img_attn.qkv": QKV,
+        "diffusion_model.single_blocks.0.linear1": [*(f"{S}attn.to_{x}" for x in "qkv"), f"{S}proj_mlp"],
+        "diffusion_model.single_blocks.0.linear2": [f"{S}proj_out"],
+    },
+    ("flux", "kohya"): {"lora_unet_double_blocks_0_txt_attn_qkv": ADDED},
+    ("flux2", "comfy"): {
+        "diffusion_model.double_blocks.0.img_attn.qkv": QKV,
+        "diffusion_model.double_blocks.0.txt_mlp.0": [f"{B}ff_context.linear_in"],
+        "diffusion_model.single_blocks.0.linear1": [f"{S}attn.to_qkv_mlp_proj"],
+    },
+    ("flux2", "lightx2v"): {f"{S}attn.to_out": [f"{S}attn.to_out"]},
+    ("sd3", "comfy"): {
+        "diffusion_model.joint_blocks.0.x_block.attn.qkv": QKV,
+        "diffusion_model.joint_blocks.0.context_block.mlp.fc1": [f"{B}ff_context.net.0.proj"],
+    },
+    ("sd3", "kohya"): {"lora_unet_joint_blocks_0_context_block_attn_qkv": ADDED},
+    ("z_image", "comfy"): {
+        "diffusion_model.layers.0.attention.qkv": [f"layers.0.attention.to_{x}" for x in "qkv"],
+        "diffusion_model.layers.0.attention.out": ["layers.0.attention.to_out.0"],
+    },
+    ("z_image", "kohya"): {"lora_unet_layers_0_attention_to_out_0": ["layers.0.attention.to_out.0"]},
+    ("qwen_image", "comfy"): {f"diffusion_model.{B}img_mlp.net.0.proj": [f"{B}img_mlp.net.0.proj"]},
+    ("qwen_image", "lightx2v"): {f"{B}attn.to_q": QKV[:1]},
+    ("ltx", "comfy"): {f"diffusion_model.{B}attn1.to_out.0": [f"{B}attn1.to_out.0"]},
+    ("ltx2", "comfy"): {f"diffusion_model.{B}audio_attn1.to_q": [f"{B}audio_attn1.to_q"]},
+    ("ltx2", "lightx2v"): {f"{B}attn2.to_k": [f"{B}attn2.to_k"]},
+}
+
+
+@pytest.fixture
+def saved(fresh_model, tmp_path):
+    def get(kind: str, program: str, **fields):
+        ours = moved(fresh_model(kind, lora=LoraSpec(rank=2, alpha=3.0, **fields)))
+        (file,) = save_lora_for(program, tmp_path, ours, {})
+        return ours, load_file(file)
+
+    return get
+
+
+def updates(network) -> dict[str, torch.Tensor]:
+    """What the LoRA adds to each of diffusers' layers."""
+    named = {name: one.detach() for name, one in network.named_parameters()}
+    ends = [name.removesuffix(f".lora_A.{ADAPTER}.weight") for name in named if f".lora_A.{ADAPTER}" in name]
+    return {
+        end: 1.5 * named[f"{end}.lora_B.{ADAPTER}.weight"] @ named[f"{end}.lora_A.{ADAPTER}.weight"] for end in ends
+    }
+
+
+def products(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a program adds to its layers by a file: alpha / rank * up @ down."""
+    stems = [name.removesuffix(".lora_down.weight") for name in tensors if name.endswith(".lora_down.weight")]
+    assert len(tensors) == 3 * len(stems)
+    found = {}
+    for stem in stems:
+        down, up = tensors[f"{stem}.lora_down.weight"], tensors[f"{stem}.lora_up.weight"]
+        found[stem] = tensors[f"{stem}.alpha"].item() / len(down) * up @ down
+    return found
+
+
+@pytest.mark.parametrize(("kind", "program"), EXPECTED, ids=lambda value: value)
+def test_a_program_adds_what_the_merged_weights_have(kind: str, program: str, saved) -> None:
+    ours, tensors = saved(kind, program)
+    theirs, mine = products(tensors), updates(ours.transformer)
+    for name, parts in EXPECTED[kind, program].items():
+        torch.testing.assert_close(theirs[name], torch.cat([mine[part] for part in parts]), rtol=1e-6, atol=1e-6)
+    total = sum(float(update.square().sum()) for update in mine.values())
+    assert sum(float(update.square().sum()) for update in theirs.values()) == pytest.approx(total, rel=1e-5)
+
+
+CONVERTERS = {
+    "wan_t2v": original.convert_wan_transformer_to_diffusers,
+    "ltx": original.convert_ltx_transformer_checkpoint_to_diffusers,
+    "ltx2": original.convert_ltx2_transformer_to_diffusers,
+    "flux2": original.convert_flux2_transformer_checkpoint_to_diffusers,
+    "z_image": original.convert_z_image_transformer_checkpoint_to_diffusers,
+}
+
+
+@pytest.mark.parametrize("kind", [*CONVERTERS, "hunyuan15_t2v"])
+def test_original_weights_with_the_lora_are_the_merged_ones(kind: str, saved) -> None:
+    """By diffusers' converters of original weights, and by ours of HunyuanVideo-1.5: the update of every layer arrives at its layer."""
+    ours, tensors = saved(kind, "kohya" if kind == "hunyuan15_t2v" else "comfy")
+    if kind == "hunyuan15_t2v":
+        layers = {name.replace(".", "_"): name for name in (f"double_blocks.{n}.{end}" for n in range(9) for end in HY)}
+        theirs = {layers[name.removeprefix("lora_unet_")]: update for name, update in products(tensors).items()}
+    else:
+        theirs = {name.removeprefix("diffusion_model."): update for name, update in products(tensors).items()}
+    weights = {f"{name}.weight": update for name, update in theirs.items()}
+    merged = to_diffusers(weights) if kind == "hunyuan15_t2v" else CONVERTERS[kind](weights)
+    mine = {f"{name}.weight": update for name, update in updates(ours.transformer).items()}
+    assert merged.keys() == mine.keys()
+    for name, update in mine.items():
+        torch.testing.assert_close(merged[name], update, rtol=1e-6, atol=1e-6)
+
+
+HY = [f"{s}_{end}" for s in ("img", "txt") for end in ("attn_q", "attn_k", "attn_v", "attn_proj", "mlp.fc1", "mlp.fc2")]
+
+
+@pytest.mark.parametrize(("kind", "program"), [("wan_t2v", "comfy"), ("wan_t2v", "kohya"), ("qwen_image", "comfy")])
+def test_stock_diffusers_reads_the_file(kind: str, program: str, saved, fresh_model, tmp_path) -> None:
+    ours, _ = saved(kind, program)
+    stock = fresh_model(kind, train=False)
+    stock.pipe.load_lora_weights(str(tmp_path), weight_name=f"lora_{program}.safetensors", adapter_name=ADAPTER)
+    mine = updates(ours.transformer)
+    layers = dict(stock.transformer.named_modules())
+    for name, update in mine.items():
+        layer = layers[name]
+        torch.testing.assert_close(layer.get_delta_weight(ADAPTER), update, rtol=1e-5, atol=1e-6)
+
+
+def test_parts_of_a_stack_without_a_lora_stay_as_they_are(saved) -> None:
+    ours, tensors = saved("flux", "comfy", targets=["attn.to_k", "proj_mlp"])
+    theirs, mine = products(tensors), updates(ours.transformer)
+    zero = torch.zeros_like(mine[f"{B}attn.to_k"])
+    assert torch.equal(theirs["diffusion_model.double_blocks.0.img_attn.qkv"], torch.cat([zero, mine[QKV[1]], zero]))
+    whole = theirs["diffusion_model.single_blocks.0.linear1"]
+    assert torch.equal(whole[-len(mine[f"{S}proj_mlp"]) :], mine[f"{S}proj_mlp"])
+    assert torch.equal(whole[len(zero) : 2 * len(zero)], mine[f"{S}attn.to_k"])
+
+
+def test_the_pictures_of_wan_have_keys_and_values_of_their_own(saved) -> None:
+    ours, tensors = saved("wan_i2v", "kohya", targets=["add_k_proj"])
+    theirs, mine = products(tensors), updates(ours.transformer)
+    assert torch.equal(theirs["lora_unet_blocks_1_cross_attn_k_img"], mine["blocks.1.attn2.add_k_proj"])
+
+
+def test_two_experts_are_two_files_and_weights_replace_parameters(fresh_model, tmp_path) -> None:
+    ours = fresh_model("wan22_t2v", lora=LORA, expert="both")
+    name = f"blocks.0.attn1.to_q.lora_B.{ADAPTER}.weight"
+    other = torch.ones_like(ours.trainable()[f"transformer_2.{name}"])
+    files = save_lora_for("comfy", tmp_path, ours, {f"transformer_2.{name}": other})
+    assert [file.name for file in files] == ["lora_comfy_high_noise.safetensors", "lora_comfy_low_noise.safetensors"]
+    up = [load_file(file)["diffusion_model.blocks.0.self_attn.q.lora_up.weight"] for file in files]
+    assert not up[0].any()
+    assert torch.equal(up[1], other)
+
+
+def test_peft_loads_its_folder(fresh_model, tmp_path) -> None:
+    from peft import PeftModel
+
+    ours = moved(fresh_model("wan_t2v", lora=LORA))
+    save_lora_for("peft", tmp_path, ours, {})
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["lora_alpha"] == 3.0
+    loaded = PeftModel.from_pretrained(fresh_model("wan_t2v", train=False).transformer, str(tmp_path))
+    layers = dict(loaded.base_model.model.named_modules())
+    for name, update in updates(ours.transformer).items():
+        torch.testing.assert_close(layers[name].get_delta_weight(ADAPTER), update, rtol=1e-5, atol=1e-6)
+
+
+def test_what_a_program_cannot_load_is_refused_by_name(fresh_model, tmp_path: Path) -> None:
+    ltx = fresh_model("ltx", lora=LORA)
+    with pytest.raises(ModelError, match="No names are known by which kohya's programs would load a LoRA of ltx"):
+        save_lora_for("kohya", tmp_path, ltx, {})
+    sd3 = fresh_model("sd3", lora=LoraSpec(rank=2, targets=["norm1.linear"]))
+    with pytest.raises(
+        ModelError, match=r"ComfyUI has no place for the LoRA of transformer_blocks\.#\.norm1\.linear in sd3"
+    ):
+        save_lora_for("comfy", tmp_path, sd3, {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_family_has_a_program() -> None:
+    assert set().union(*PROGRAMS.values()) >= {
+        "wan",
+        "hunyuan15",
+        "ltx",
+        "ltx2",
+        "flux",
+        "flux2",
+        "sd3",
+        "z_image",
+        "qwen_image",
+    }
