@@ -39,10 +39,11 @@ def start(ours) -> torch.Tensor:
 
 
 def size_of(kind: str) -> dict[str, int]:
-    """Not square, so that rows that are taken for columns are seen; HunyuanVideo-1.5 derives its size from the picture's shape."""
+    """Not square, so that rows that are taken for columns are seen; HunyuanVideo-1.5 derives its size from the picture's shape, and LTX-2
+    takes multiples of 32."""
     if kind == "hunyuan15_i2v":
         return {"height": 24, "width": 40}
-    return {"height": 32, "width": 48}
+    return {"height": 32, "width": 64 if kind.startswith("ltx") else 48}
 
 
 def fields_of(kind: str, scale: float | None) -> dict:
