@@ -24,6 +24,8 @@ KINDS = (
 VIDEO = {"frames": 5, "height": 32, "width": 32, "fps": 8.0}
 """The clip that every tiny checkpoint is built for (all of them also take others)."""
 OTHERS = {
+    "ltx": tiny_families.ltx,
+    "ltx_timestep": lambda: tiny_families.ltx(timestep=True),
     "flux": tiny_families.flux,
     "flux_plain": lambda: tiny_families.flux(embedded=False),
     "flux2": tiny_families.flux2,

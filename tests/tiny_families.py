@@ -33,6 +33,40 @@ DYNAMIC = {
 """A shift that differs visibly between 4 tokens and 64."""
 
 
+def ltx(timestep: bool = False) -> Any:
+    """LTX-Video with the dynamic, stretched grid of the published checkpoints."""
+    from diffusers import AutoencoderKLLTXVideo, LTXPipeline, LTXVideoTransformer3DModel
+
+    transformer = LTXVideoTransformer3DModel(in_channels=8, out_channels=8, **CROSS)
+    vae = AutoencoderKLLTXVideo(
+        latent_channels=8,
+        block_out_channels=(8, 8, 8, 8),
+        decoder_block_out_channels=(8, 8, 8, 8),
+        layers_per_block=(1, 1, 1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1, 1, 1),
+        spatio_temporal_scaling=(True, True, False, False),
+        decoder_spatio_temporal_scaling=(True, True, False, False),
+        decoder_inject_noise=(False, False, False, False, False),
+        timestep_conditioning=timestep,
+        patch_size=2,
+        scaling_factor=1.3,
+        encoder_causal=True,
+        decoder_causal=False,
+    )
+    for name, parameter in vae.named_parameters():
+        if "per_channel_scale" in name:  # how loud the decoder's own noise is; zero as it comes
+            torch.nn.init.uniform_(parameter, 0.5, 1.0)
+    vae.latents_mean.copy_(torch.randn(8))
+    vae.latents_std.copy_(torch.rand(8) + 0.5)
+    return LTXPipeline(
+        scheduler=_euler(shift_terminal=0.1, **DYNAMIC),
+        vae=vae.eval(),
+        text_encoder=t5(16),
+        tokenizer=_bytes(),
+        transformer=wake(transformer),
+    )
+
+
 def ltx2(newer: bool = False) -> Any:
     """LTX-2: video and sound; `newer` as 2.3, with gates, modulated prompts, attention that can be perturbed and a vocoder that widens the band."""
     from diffusers import AutoencoderKLLTX2Audio, LTX2Pipeline, LTX2VideoTransformer3DModel

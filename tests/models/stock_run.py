@@ -20,7 +20,7 @@ SLOW = pytest.mark.slow
 PICTURE, LAST = tiny.image(3, 48, 80), tiny.image(4, 48, 80)
 TRUE_CFG = ("flux_plain", "qwen_image")
 """Pipelines that call classifier-free guidance so, beside the scale that is an input."""
-PACKED = ("flux", "qwen_image")
+PACKED = ("ltx", "flux", "qwen_image")
 UNTOLD = ("flux", "flux2", "flux2_distilled")
 """Pipelines without a negative prompt of the user's."""
 
@@ -61,6 +61,8 @@ def call_of(kind: str, scale: float | None, count: int) -> dict:
     call = {} if kind == "hunyuan15_i2v" else size_of(kind)
     if kind not in tiny.IMAGES:
         call["num_frames"] = 5
+    if kind.startswith("ltx"):
+        call["frame_rate"] = 8
     if kind.endswith(("i2v", "flf2v")):
         call["image"] = Image.fromarray(PICTURE.numpy())
     if kind == "wan_flf2v":
@@ -76,6 +78,8 @@ def call_of(kind: str, scale: float | None, count: int) -> dict:
 
 
 def packed_by(pipe, kind: str, x: torch.Tensor) -> torch.Tensor:
+    if kind.startswith("ltx"):
+        return pipe._pack_latents(x)
     flat = x[:, :, 0]
     if kind.startswith("flux2"):
         return flat  # it packs them itself
@@ -83,6 +87,8 @@ def packed_by(pipe, kind: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def unpacked_by(pipe, kind: str, latents: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    if kind.startswith("ltx"):
+        return pipe._unpack_latents(latents, *x.shape[2:])
     if kind.startswith("flux2"):
         return latents.permute(0, 2, 1).reshape(x.shape)
     if kind.startswith(PACKED):

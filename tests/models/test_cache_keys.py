@@ -17,7 +17,7 @@ from sage_grpo.models.spec import ModelSpec
 UNREAD = {"transformer", "transformer_2", "scheduler", "guider", "audio_vae", "vocoder"}
 """Components that no encoding of a prompt or a picture reads."""
 QUICK = ("wan_i2v",)
-SLOW = (*("ltx2", "hunyuan15_i2v", "qwen_image_edit", "flux", "flux2"), *("sd3", "z_image", "ltx2_3"))
+SLOW = (*("ltx2", "hunyuan15_i2v", "qwen_image_edit", "ltx", "flux", "flux2"), *("sd3", "z_image", "ltx2_3"))
 PROMPT = 'a cat holds a sign "hi"'
 BYTES = "ByT5Tokenizer"
 OTHER = {"image_mean": [0.1, 0.2, 0.3], "eos_token": "<unk>"}

@@ -10,12 +10,13 @@ import pytest
 import torch
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit as module
 from PIL import Image
-from stock_run import CLOSE, NEGATIVE, seeded, size_of, slow
+from stock_run import CLOSE, NEGATIVE, assert_same_pixels, call_of, fields_of, seeded, size_of, slow, start, stock
 
 import tiny
 from sage_grpo.models import ModelError, spec
+from sage_grpo.models.families import ltx
 from sage_grpo.models.family import FamilyModel
-from sage_grpo.models.policy import Policy, build_solver, integrate
+from sage_grpo.models.policy import Policy, build_solver, integrate, solve
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.samplers.kernels import Ode, Sage
 from sage_grpo.samplers.schedule import Schedule
@@ -23,7 +24,7 @@ from sage_grpo.samplers.schedule import Schedule
 SHORT = ["a cat", "a dog runs"]
 SMALL = {"qwen_image_edit": {"options": {"picture_pixels": 64 * 64}, "height": 32, "width": 48}}
 LEARN = (
-    *("flux", "flux2", "sd3", "qwen_image", "z_image"),
+    *("ltx", "flux", "flux2", "sd3", "qwen_image", "z_image"),
     *("wan_i2v", "hunyuan15_t2v", "ltx2_3", "qwen_image_edit"),
 )
 
@@ -32,6 +33,34 @@ def conditions_of(ours, count: int) -> list:
     """Of prompts of two lengths, with pictures of two shapes where a model needs them."""
     pictures = [tiny.image(row, 40, 80 - 16 * row) for row in range(count)] if 0 not in ours.pictures else None
     return ours.encode([*SHORT, SHORT[0]][:count], pictures)
+
+
+@pytest.mark.usefixtures("in_double")
+def test_a_first_frame_is_the_pipelines(checkpoint, model) -> None:
+    """LTX-Video from a picture as in the stock pipeline, but that the mean is taken where it draws the picture's latents."""
+    kind = "ltx"
+    ours = model(kind, **fields_of(kind, 4.0))
+    picture, other = tiny.image(3, 48, 80), tiny.image(4, 48, 80)
+    x, pipe = start(ours), tiny.shared_pipeline(checkpoint(kind))
+    conditions = ours.encode(SHORT, [picture] * 2)
+    options = {**call_of(kind, 4.0, 2), "prompt": SHORT, "num_inference_steps": 3, "output_type": "latent"}
+    options["image"] = [Image.fromarray(picture.numpy())] * 2
+    own = diffusers.LTXImageToVideoPipeline(**pipe.components)
+    own.set_progress_bar_config(disable=True)
+    distribution, drawn = type(pipe.vae.encode(torch.zeros(1, 3, 1, 32, 64)).latent_dist), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distribution, "sample", lambda self, generator=None: drawn.append(self) or self.mode())
+        patch.setattr(f"{type(own).__module__}.randn_tensor", lambda *arguments, **kwargs: x.clone())
+        latents = own(**options).frames
+    assert drawn  # the pipeline draws, as docs/models.md has it
+    latents = pipe._unpack_latents(latents, *x.shape[2:])
+    policy = Policy(ours, Ode(), Schedule(ours.sigmas(3)))
+    y = integrate(policy, x, conditions)
+    frame = conditions[0].tensors["condition"].to(y)
+    torch.testing.assert_close(y[:, :, :1], frame.expand(2, -1, -1, -1, -1), **CLOSE)
+    torch.testing.assert_close(y, latents, **CLOSE)
+    changed = integrate(policy, x, ours.encode(SHORT, [other] * 2))
+    assert (y - changed)[:, :, 1:].abs().max() > 1e-4
 
 
 @pytest.mark.usefixtures("in_double")
@@ -158,13 +187,38 @@ def test_the_shift_grows_with_the_number_of_tokens(fresh_model) -> None:
     assert not torch.allclose(own.sigmas(4), given.sigmas(4), atol=1e-2)
 
 
+@pytest.mark.usefixtures("in_double")
+def test_ltx_options_reach_guidance_and_decoder(checkpoint, model) -> None:
+    options = {"guidance_rescale": 0.7, "decode_timestep": 0.05, "decode_noise_scale": 0.0}
+    kind, given = "ltx_timestep", fields_of("ltx_timestep", 4.0)
+    ours, noisy = (model(kind, **given, options=one) for one in (options, {"decode_timestep": 0.4}))
+    x = start(ours)
+    run = stock(checkpoint(kind), kind, x, 4.0, SHORT, **options)
+    y = solve(ours, build_solver(ours, "euler", 3), x, ours.encode(SHORT))
+    torch.testing.assert_close(y, run.latents, **CLOSE)
+    assert_same_pixels(ours.decode(run.latents), run.video)
+    clips = noisy.decode(run.latents)
+    assert (clips != model(kind, **given).decode(run.latents)).any()
+    assert torch.equal(noisy.decode(run.latents), clips)  # the noise is the same each time
+
+
+@pytest.mark.usefixtures("in_double")
+def test_ltx_mixes_noise_into_latents_as_the_pipeline_given_the_same_generator(checkpoint, model) -> None:
+    options = {"decode_timestep": 0.3, "decode_noise_scale": 0.4}
+    ours = model("ltx_timestep", guidance_scale=1.0, train=False, options=options, **size_of("ltx_timestep"))
+    given = {"generator": torch.Generator().manual_seed(ltx.MIXED), "negative_prompt": None, **options}
+    run = stock(checkpoint("ltx_timestep"), "ltx_timestep", start(ours)[:1], 1.0, SHORT[:1], steps=2, **given)
+    torch.testing.assert_close(ours.codec._decoder_inputs(ours.codec.to_vae(run.latents))[0], run.z, **CLOSE)
+    assert_same_pixels(ours.decode(run.latents), run.video)
+
+
 def test_z_images_padding_is_trained_where_tokens_are_filled_up(fresh_model) -> None:
     for width, filled in ((32, False), (40, True)):  # 64 tokens, and 80 of a multiple of 32
         names = fresh_model("z_image", guidance_scale=1.0, height=32, width=width).trainable()
         assert any("x_pad_token" in name for name in names) == filled
 
 
-@pytest.mark.parametrize("kind", ["wan_t2v", "sd3", "flux2", *slow("hunyuan15_t2v", "qwen_image")])
+@pytest.mark.parametrize("kind", ["wan_t2v", "sd3", "flux2", *slow("hunyuan15_t2v", "ltx", "qwen_image")])
 def test_latents_of_clips_are_the_vaes_own_once_scaled(kind: str, checkpoint) -> None:
     ours = ModelSpec(path=str(checkpoint(kind)), cache=None, vae_slicing=False, **size_of(kind)).load("cpu")
     video = ours.video

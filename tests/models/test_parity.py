@@ -34,7 +34,7 @@ from sage_grpo.plan.published import PUBLISHED
 from sage_grpo.samplers.kernels import Ode, SageExact
 from sage_grpo.samplers.schedule import Schedule
 
-QUICK = (*("hunyuan15_t2v", "wan_t2v", "wan_i2v"), *("flux", "flux2", "sd3", "qwen_image", "z_image"))
+QUICK = (*("hunyuan15_t2v", "wan_t2v", "wan_i2v"), *("ltx", "flux", "flux2", "sd3", "qwen_image", "z_image"))
 
 
 def load(folder, kind: str, scale: float | None):

@@ -64,13 +64,14 @@ def test_what_a_checkpoint_says_of_itself(kind: str, file: str, entries, message
 
 
 ASKED = [
-    ("flux", {"family": "sd3"}, "holds a FluxPipeline, but this family serves StableDiffusion3Pipeline"),
+    ("flux", {"family": "ltx"}, "holds a FluxPipeline, but this family serves LTXPipeline"),
     ("sd3", {"attention": "_native_math"}, "this network knows PyTorch's own choice only"),
     ("hunyuan15_t2v", {"attention": "_native_cudnn", "deterministic": True}, r"model\.deterministic"),
     ("wan_t2v", {"guidance_scale_2": 3.0}, "guidance_scale_2 is 3, but .* has no second expert"),
     ("flux2_distilled", {"guidance_scale": 4.0}, "guidance_scale is 4, but .* was distilled"),
-    ("flux", {"options": {"text_token": 9}}, "no option .text_token.. Did you mean .text_tokens."),
+    ("ltx", {"options": {"decode_timestp": 0.1}}, "no option .decode_timestp.. Did you mean .decode_timestep."),
     ("sd3", {"options": {"x": 1.0}}, r'no option "x"\. It has none'),
+    ("ltx", {"options": {"decode_timestep": 0.1}}, "takes no timestep"),
     ("hunyuan15_t2v", {"lora": LoraSpec(targets=["to_k", "attn.to_qq"])}, r"binds to no Linear module.*attn\.to_q"),
 ]
 

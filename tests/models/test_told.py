@@ -8,7 +8,7 @@ from typing import Any
 import diffusers
 import pytest
 import torch
-from stock_run import CLOSE, fields_of, start, stock
+from stock_run import CLOSE, fields_of, slow, start, stock
 
 import tiny
 import tiny_families
@@ -19,10 +19,10 @@ from sage_grpo.models.spec import ModelSpec
 PROMPT = "A cat jumps"
 
 
-@pytest.mark.parametrize("kind", ["wan_t2v"])
+@pytest.mark.parametrize("kind", ["wan_t2v", *slow("ltx")])
 @pytest.mark.usefixtures("in_double")
 def test_an_empty_negative_prompt_is_the_pipelines(kind: str, checkpoint, fresh_model, monkeypatch) -> None:
-    """Wan attends to its zeros then."""
+    """LTX-Video attends to the padding then, Wan to its zeros: finite, and so it is here."""
     ours = fresh_model(kind, **fields_of(kind, 4.0) | {"negative_prompt": ""})
     silent = tiny_families.byte_level()  # marks neither beginning nor end of a text: an empty prompt is no token at all
     assert not silent("").input_ids

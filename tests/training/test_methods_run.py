@@ -111,7 +111,7 @@ WAYS = ("sage", "branch", "mix_grpo", "grpo_guard", "nft", "awm", "draft")
 SIDES = {"flux": 8, "sd3": 8, "ltx2": 32, "ltx2_3": 32}
 PICTURED = ("ltx2_3", "wan_i2v", "qwen_image_edit")
 """Those that are trained from a picture."""
-OTHERS = ("wan_t2v", "wan22_t2v", "flux2", "qwen_image", "z_image")
+OTHERS = ("wan_t2v", "wan22_t2v", "ltx", "flux2", "qwen_image", "z_image")
 
 
 @pytest.mark.slow

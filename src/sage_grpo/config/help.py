@@ -66,7 +66,9 @@ def manual(
     recipes: Mapping[str, Mapping[str, str]] | None = None,
 ) -> str:
     """The help on a topic: "" is the overview, "all" every option, "recipes" the recipes, else a group or an option.
-    `recipes` maps a heading to names with their meaning. ValueError names the nearest group or option."""
+
+    `recipes` maps a heading to names with their meaning. ValueError names the nearest group or option.
+    """
     every = list(entries(options, values=values))
     if topic == "recipes" and recipes:
         return "\n".join(line for heading, meanings in recipes.items() for line in (f"{heading}:", *_rows(meanings)))

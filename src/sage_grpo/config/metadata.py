@@ -46,7 +46,9 @@ Start = Annotated[T, Affects("start")]  # launch-only: the folder, resuming, tra
 @cache
 def affects(options: type, key: str) -> Effect:
     """The effect of a dotted key: its field's, else its group's, else that of the group around; "values" without any.
-    Items of lists are `rewards[].name`, `rewards[0].name` or `rewards.name`; keys of a mapping are their field's."""
+
+    Items of lists are `rewards[].name`, `rewards[0].name` or `rewards.name`; keys of a mapping are their field's.
+    """
     effect: Effect = "values"
     group: type | None = options
     for name in key.split("."):

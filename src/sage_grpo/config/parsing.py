@@ -27,7 +27,7 @@ ANY = object()
 _UNMEASURED = "no measurement showed its gain"
 _ELSEWHERE = "a reward elsewhere is a server, sage-grpo serve-reward"
 GONE: dict[str, tuple[Any, str]] = {
-    "update.reuse": (0, "learning again from earlier rollouts did not help, research/results/reuse.md"),
+    "update.reuse": (0, "learning again from earlier rollouts did not help, research/results/README.md"),
     "anchor.skip_below": (ANY, "the reference's pass is never left out"),
     "model.packed": (True, "the stock forward of HunyuanVideo-1.5 was there to compare with only"),
     "model.decoder": (None, _UNMEASURED),
@@ -53,6 +53,7 @@ GONE: dict[str, tuple[Any, str]] = {
     "rewards[].actors": (0, _ELSEWHERE),
     "rewards[].actor_gpus": (0.0, _ELSEWHERE),
     "rewards[].actor_cpus": (1.0, _ELSEWHERE),
+    "rewards[].isolate_failures": (None, "an async function is never called again for clips that failed"),
     "rewards[].standardize": ({}, "divide the weight by the std; a mean changes no advantage"),
 }
 """Removed options of training, with the value that switched them off (ANY: it changed no result) and the reason: files of
@@ -66,9 +67,11 @@ class ConfigError(ValueError):
 
 
 def parse(options: type[T], argv: Sequence[str], *, prog: str, defaults: T | None = None, recipes: bool = False) -> T:
-    """Fill an options dataclass from `--config file.yaml`, dotted overrides (`--optimizer.lr 1e-5`) and defaults. YAML
-    wins over `defaults` (a recipe), the command line over YAML, left to right. With `recipes` the words and files may
-    name a recipe, which the caller has applied to `defaults`."""
+    """Fill an options dataclass from `--config file.yaml`, dotted overrides (`--optimizer.lr 1e-5`) and defaults.
+
+    YAML wins over `defaults` (a recipe), the command line over YAML, left to right. With `recipes` the words and files may
+    name a recipe, which the caller has applied to `defaults`.
+    """
     plain = lists_of_parts(options) if defaults is None else dataclasses.asdict(defaults)  # type: ignore[call-overload]
     parser = new_parser(options, prog, recipes, plain)
     try:
@@ -117,9 +120,11 @@ def lists_of_parts(options: type) -> dict[str, list[dict[str, Any]]]:
 
 
 def _friendly(argv: Sequence[str], options: type) -> list[str]:
-    """`--json` alone means `--json=true`; `--kernels sage flow` and `--kernels sage,flow` mean `--kernels=["sage",
-    "flow"]`. The parser would merge equally long lists of dataclasses (rewards), item by item, so that a new reward
-    would inherit the options of the recipe's: an empty list between the two prevents that."""
+    """`--json` alone means `--json=true`; `--kernels sage flow` and `--kernels sage,flow` mean `--kernels=["sage", "flow"]`.
+
+    The parser would merge equally long lists of dataclasses (rewards), item by item, so that a new reward would inherit
+    the options of the recipe's: an empty list between the two prevents that.
+    """
     kinds = {f"--{key}": kind for key, kind in leaves(options)}
     lists = [key for key, kind in kinds.items() if lists_parts(kind)]
     words, result = list(argv), []

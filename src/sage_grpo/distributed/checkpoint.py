@@ -179,7 +179,9 @@ def load_some(folder: Path, tensors: Mapping[str, Tensor], world: World | None =
 
 def read_meta(folder: Path, kinds: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Everything in a checkpoint that is not a tensor; `kinds` are the keys that the caller needs, with their types.
-    The folder may be untrusted, so its content is checked."""
+
+    The folder may be untrusted, so its content is checked.
+    """
     file = folder / "state.json"
     try:
         meta = read_object(file)
@@ -233,9 +235,10 @@ def find_fault(folder: Path) -> str | None:
 
 
 def prune(root: Path, keep: int, newest: int, spare: int | None = None) -> None:
-    """Delete all but the newest `keep` checkpoints up to number `newest`, the last one saved; number `spare` is kept
-    too. Later numbers can only be damaged ones that the run was not continued from: they must not push out good
-    ones."""
+    """Delete all but the newest `keep` checkpoints up to number `newest`, the last one saved; number `spare` is kept too.
+
+    Later numbers can only be damaged ones that the run was not continued from: they must not push out good ones.
+    """
     known = [folder for folder in folders(root) if int(folder.name) <= newest and int(folder.name) != spare]
     for folder in known[:-keep]:
         _remove(folder)

@@ -85,10 +85,12 @@ def shard(
     compute: torch.dtype | None = None,
     keep: Iterable[nn.Parameter] = (),
 ) -> Engine:
-    """Shard networks (each with its blocks) in place over all processes; parameters become DTensors. Networks may lie
-    in CPU memory: each block moves to the device and is cut before the next one follows. `compute` is the dtype in
-    which weights are gathered, where it is not their own; gradients are reduced in float32. `keep` are parameters that
-    stay whole on every process. Call this before optimizers, reference weights and averages are made."""
+    """Shard networks (each with its blocks) in place over all processes; parameters become DTensors.
+
+    Networks may lie in CPU memory: each block moves to the device and is cut before the next one follows. `compute` is the dtype in which weights are
+    gathered, where it is not their own; gradients are reduced in float32. `keep` are parameters that stay whole on every process. Call this before
+    optimizers, reference weights and averages are made.
+    """
     if world.control is None:
         return Engine()
     # Processes as FSDP sees them: the ranks of one clip hold different weights too.

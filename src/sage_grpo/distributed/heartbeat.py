@@ -45,9 +45,10 @@ class Beat:
 
 class Heartbeat:
     """Counts up in the store from a thread, and watches the other ranks' counts; one that stops is a lost process.
-    Observations are kept: the first process to give up may take the store with it, and the next ones must still be able
-    to name the rank that began it. A lost rank is noticed within a minute, also while the main thread waits in a
-    collective that would give up only after its timeout."""
+
+    Observations are kept: the first process to give up may take the store with it, and the next ones must still be able to name the rank that began
+    it. A lost rank is noticed within a minute, also while the main thread waits in a collective that would give up only after its timeout.
+    """
 
     def __init__(self, number: int, processes: int, store: dist.Store, patience: float) -> None:
         self.number, self.patience = number, patience

@@ -23,9 +23,11 @@ class RankLost(RuntimeError):
 
 @dataclass(frozen=True)
 class World:
-    """This process's ranks, groups and device. Every method is called by all processes or by none. The exchanged values
-    are small and live on the CPU, so they go over gloo also where the network uses NCCL: no device waits for them, and
-    a missing rank is named."""
+    """This process's ranks, groups and device. Every method is called by all processes or by none.
+
+    The exchanged values are small and live on the CPU, so they go over gloo also where the network uses NCCL: no device waits for them, and a missing
+    rank is named.
+    """
 
     rank: int = 0
     """Data-parallel rank; it decides this process's clips."""

@@ -71,9 +71,11 @@ class Finding:
 
 
 class Sentinel:
-    """Stores a run's metrics and derives findings. `witnesses` are rewards that are only measured, with the weights of
-    their parts: higher is better, and nothing is trained on them. `trained` has the weights of the trained reward's
-    parts."""
+    """Stores a run's metrics and derives findings.
+
+    `witnesses` are rewards that are only measured, with the weights of their parts: higher is better, and nothing is
+    trained on them. `trained` has the weights of the trained reward's parts.
+    """
 
     def __init__(
         self,
@@ -215,7 +217,9 @@ class Sentinel:
 
     def _decoupled(self, title: str, now: Column, total: Column) -> str:
         """A held-out reward no longer follows: the first half of the total's rise raised it, the second half does not.
-        Two independent sources are combined: held-out clips, and the members of training's groups."""
+
+        Two independent sources are combined: held-out clips, and the members of training's groups.
+        """
         if len(self.remembered) < 2 or not finite(total):
             return ""
         first = self.remembered[0]

@@ -38,13 +38,13 @@ class Codec:
         """The VAE's encoding of pixels B x 3 x frames x H x W in [-1, 1]: the mode of its distribution, before any scaling."""
         return self.vae.encode(pixels).latent_dist.mode()
 
-    def decode(self, latents: Tensor, frames: Sequence[int] | None = None, progress: Progress | None = None) -> Tensor:
+    def decode(self, latents: Tensor, progress: Progress | None = None) -> Tensor:
         self.model.check_latents(latents)
         clips = []
         with torch.no_grad():
             for part in latents.split(1 if self.model.spec.vae_slicing else max(1, len(latents))):
                 z = self.to_vae(part.to(device=self.model.places["vae"], dtype=self.vae.dtype))
-                clips.append(to_uint8(self.chunks(z), frames, self.model.modules("vae")))
+                clips.append(to_uint8(self.chunks(z), self.model.modules("vae")))
                 if progress is not None:
                     progress(sum(map(len, clips)), len(latents))
         return torch.cat(clips)

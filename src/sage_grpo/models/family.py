@@ -246,7 +246,6 @@ class FamilyModel(ABC):
             branches=self.branches,
             solver=self.schedule.solver,
             pixels=self.codec.pixels,
-            decode_frames=self.codec.decode,
             encoder=self.codec,
         )
 
@@ -365,7 +364,7 @@ class FamilyModel(ABC):
         return torch.float32 if master_weights(self.spec) else self.dtype
 
     def decode(self, latents: Tensor, progress: Progress | None = None) -> Tensor:
-        return self.codec.decode(latents, progress=progress)
+        return self.codec.decode(latents, progress)
 
     # ---- training and files
 

@@ -131,10 +131,11 @@ class Cps:
 @dataclass(frozen=True)
 @ranged
 class SageExact:
-    """The paper's SDE integrated exactly over the step for a fixed predicted x0; also published as "Precise" (arXiv
-    2605.23522). The noise part is an Ornstein-Uhlenbeck process with unit stationary variance, so the correlation over
-    a step is exp(-(eta^2 / 2)(logit sigma - logit sigma_next)). No clamp, no NaN for any schedule, no noise left at the
-    end."""
+    """The paper's SDE integrated exactly over the step for a fixed predicted x0; also published as "Precise" (arXiv 2605.23522).
+
+    The noise part is an Ornstein-Uhlenbeck process with unit stationary variance, so the correlation over a step is
+    exp(-(eta^2 / 2)(logit sigma - logit sigma_next)). No clamp, no NaN for any schedule, no noise left at the end.
+    """
 
     eta: NotNegative = 0.5
     """Exploration scale; 0 is the Euler ODE."""
@@ -240,9 +241,11 @@ class KernelSpec:
 
 
 def _coefficient_preserving(p: Tensor, q: Tensor, rho: Tensor, fresh: Tensor, dtype: torch.dtype) -> Transition:
-    """The coefficient-preserving family; `fresh` is sqrt(1 - rho^2), given apart to keep its precision. The textbook
-    forms a = (1 - q) + q rho and b = -p (1 - q) + (1 - p) q rho are written around the Euler step, so that rho = 1
-    gives it to the last bit."""
+    """The coefficient-preserving family; `fresh` is sqrt(1 - rho^2), given apart to keep its precision.
+
+    The textbook forms a = (1 - q) + q rho and b = -p (1 - q) + (1 - p) q rho are written around the Euler step, so that
+    rho = 1 gives it to the last bit.
+    """
     renewed = q * (1.0 - rho)
     return _cast(1.0 - renewed, (q - p) - (1.0 - p) * renewed, q * fresh, dtype)
 

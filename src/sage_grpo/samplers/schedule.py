@@ -39,9 +39,11 @@ class Schedule:
 
     @classmethod
     def shifted(cls, num_steps: int, shift: float = 1.0) -> Schedule:
-        """An even grid from 1 to 0 bent by `shift`: s -> shift s / (1 + (shift - 1) s). This is the grid that
-        diffusers' video pipelines pass to their scheduler as explicit sigmas; a scheduler's own `set_timesteps(n)`
-        gives another one."""
+        """An even grid from 1 to 0 bent by `shift`: s -> shift s / (1 + (shift - 1) s).
+
+        This is the grid that diffusers' video pipelines pass to their scheduler as explicit sigmas; a scheduler's own
+        `set_timesteps(n)` gives another one.
+        """
         if num_steps < 1:
             raise ValueError(f"num_steps must be at least 1, got {num_steps}.")
         if not (math.isfinite(shift) and shift > 0):

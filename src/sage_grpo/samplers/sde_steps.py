@@ -22,9 +22,10 @@ published measurement here, 3.0 (dance at eta 1.37, six steps), below the 3.8 an
 
 
 def held_noise(kernel: Kernel, schedule: Schedule) -> Tensor:
-    """Noise variance after each step over that of its sigma_next, for point data and a state that was right before the
-    step; 1 is right. Infinite for noise that goes into sigma = 0; float64, one value per step, as if all of them
-    explored."""
+    """Noise variance after each step over that of its sigma_next, for point data and a state that was right before the step; 1 is right.
+
+    Infinite for noise that goes into sigma = 0; float64, one value per step, as if all of them explored.
+    """
     sigmas = schedule.sigmas.to(torch.float64)
     p, q = sigmas[:-1], sigmas[1:]
     step = kernel(p, q)

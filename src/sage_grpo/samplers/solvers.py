@@ -30,8 +30,10 @@ class Stepper:
         self._before: tuple[Tensor, float] | None = None
 
     def __call__(self, euler: Tensor, v: Tensor, sigma: float, sigma_next: float) -> Tensor:
-        """x at sigma_next, from the Euler step `euler` and the velocity v at sigma. Adams-Bashforth: x + h v + h^2 / (2
-        h_before) (v - v_before). The first step of a path is an Euler step."""
+        """x at sigma_next, from the Euler step `euler` and the velocity v at sigma.
+
+        Adams-Bashforth: x + h v + h^2 / (2 h_before) (v - v_before). The first step of a path is an Euler step.
+        """
         if self.rule == "euler":
             return euler
         h, before = sigma_next - sigma, self._before

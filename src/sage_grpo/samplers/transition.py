@@ -11,10 +11,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Normal(mean, std^2) over latents. The first `batch_ndim` dimensions of `mean` index samples (and steps, when
-    vectorised over them); the rest are latent dimensions. `std` has one value per sample, or one for all.
-    Log-probability and KL are MEANS over the latent dimensions: the usual convention, which sets the scale of the clip
-    range. Arithmetic is float32."""
+    """Normal(mean, std^2) over latents.
+
+    The first `batch_ndim` dimensions of `mean` index samples (and steps, when vectorised over them); the rest are
+    latent dimensions. `std` has one value per sample, or one for all. Log-probability and KL are MEANS over the latent
+    dimensions: the usual convention, which sets the scale of the clip range. Arithmetic is float32.
+    """
 
     mean: Tensor
     std: Tensor
@@ -93,8 +95,11 @@ def _same_shape(given: Tensor, expected: Tensor, name: str) -> None:
 
 @dataclass(frozen=True)
 class Transition:
-    """x_next ~ Normal(a x + b v, std^2). The three fields have one shape: a scalar, or one value per sample (and step).
-    Sampling, log-probability, KL, equaliser and inspector all derive from them; a sampler is nothing more."""
+    """x_next ~ Normal(a x + b v, std^2).
+
+    The three fields have one shape: a scalar, or one value per sample (and step). Sampling, log-probability, KL,
+    equaliser and inspector all derive from them; a sampler is nothing more.
+    """
 
     a: Tensor
     b: Tensor

@@ -75,9 +75,11 @@ class Window:
         return tuple(first <= index < first + self.size for index in range(num_steps))
 
     def draw(self, allowed: list[int], prompts: int, iteration: int, seed: int) -> list[int]:
-        """First step of every prompt's window, among the allowed ones (which are `at` where it is given). Stratified:
-        over the prompts of an iteration every step is drawn as often as its weight says, to the nearest whole number;
-        which prompt gets which is random."""
+        """First step of every prompt's window, among the allowed ones (which are `at` where it is given).
+
+        Stratified: over the prompts of an iteration every step is drawn as often as its weight says, to the nearest whole number;
+        which prompt gets which is random.
+        """
         draw = random.Random(f"branch/{seed}/{iteration}")
         weights = self.weights or [1.0] * len(allowed)
         bounds = list(accumulate(weight / sum(weights) for weight in weights))

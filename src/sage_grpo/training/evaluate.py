@@ -20,7 +20,7 @@ from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.training.config import EvalConfig
 from sage_grpo.training.inputs import conditions_of
-from sage_grpo.training.scoring import Scores, check_groups, no_clips, score_here
+from sage_grpo.training.scoring import Scores, black_clips, check_groups, score_here
 from sage_grpo.types import Conditioning, Sound
 
 
@@ -76,7 +76,7 @@ def evaluate(
         progress(number + 1, len(share))
     made.sort(key=lambda one: (one[0].group, one[0].index))
     shown = [prompts[member.group] for member, _, _ in made]
-    videos = torch.stack([clip for _, clip, _ in made]) if made else no_clips(model.video)
+    videos = torch.stack([clip for _, clip, _ in made]) if made else black_clips(model.video)
     mine = [member for member, _, _ in made]
     sampled = torch.stack([latents for _, _, latents in made]) if made else None
     sound = None if sampled is None else sound_of(model, sampled)

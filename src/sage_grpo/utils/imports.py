@@ -49,9 +49,11 @@ def _is_installed(top: str) -> bool:
 
 
 def import_named(name: str) -> ModuleType:
-    """The module of this name; NoSuchModule in one line where it is not there or does not import. The console script
-    does not look into the current folder, as `python -m` does. A name that a user gives may mean a file there; the
-    folder goes to the end of the path, so that it hides nothing that is installed, and only once a name needs it."""
+    """The module of this name; NoSuchModule in one line where it is not there or does not import.
+
+    The console script does not look into the current folder, as `python -m` does. A name that a user gives may mean a file there;
+    the folder goes to the end of the path, so that it hides nothing that is installed, and only once a name needs it.
+    """
     if not all(part.isidentifier() for part in name.split(".")):
         raise NoSuchModule(f"{name!r} is not the name of a module: write it as in `import`, without .py and slashes.")
     top, here = name.split(".")[0], Path.cwd()

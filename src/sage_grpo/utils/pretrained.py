@@ -138,8 +138,10 @@ def loading_fault(info: Mapping[str, Any]) -> str | None:
 
 
 def tokenizer_files_fault(names: Mapping[str, str], folder: str | Path) -> str | None:
-    """The files that a local tokenizer folder lacks, as a sentence, or None. `names` is the class's
-    `vocab_files_names`: one whole file, or all the others (a vocabulary and its merges)."""
+    """The files that a local tokenizer folder lacks, as a sentence, or None.
+
+    `names` is the class's `vocab_files_names`: one whole file, or all the others (a vocabulary and its merges).
+    """
     local, parts = Path(folder), dict(names)
     whole = parts.pop("tokenizer_file", "tokenizer.json")
     absent = [name for name in parts.values() if not (local / name).is_file()]

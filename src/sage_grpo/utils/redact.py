@@ -36,8 +36,10 @@ def hide_inside(value: Any) -> Any:
 
 
 def read_key(variable: str, option: str) -> str:
-    """The key in an environment variable, read on each use and never stored; empty where there is none. ValueError if
-    the option is not the name of a variable, or its value cannot be a key: neither is shown."""
+    """The key in an environment variable, read on each use and never stored; empty where there is none.
+
+    ValueError if the option is not the name of a variable, or its value cannot be a key: neither is shown.
+    """
     if not _NAME.fullmatch(variable):
         raise ValueError(f"{option} must be the name of an environment variable that holds the key, not the key.")
     key = os.environ.get(variable, "").strip()
@@ -47,8 +49,10 @@ def read_key(variable: str, option: str) -> str:
 
 
 def parse_address(url: object, what: str, example: str, option: str) -> SplitResult:
-    """The parts of an address for clips and a key; ValueError if it is not an address, or holds a key itself. `option`
-    is the option for the name of the key's environment variable."""
+    """The parts of an address for clips and a key; ValueError if it is not an address, or holds a key itself.
+
+    `option` is the option for the name of the key's environment variable.
+    """
     try:
         parsed = urlsplit(url) if isinstance(url, str) else SplitResult("", "", "", "", "")
         usable = parsed.scheme in ("http", "https") and bool(parsed.hostname) and parsed.port != 0

@@ -67,8 +67,10 @@ def check(root: Path, names: Iterable[str]) -> None:
 
 @contextmanager
 def replacing(target: Path, *, suffix: str = ".tmp") -> Iterator[Path]:
-    """A new file beside `target` to write to, which then takes its place; after an error nothing of it is left. A file
-    or link already under the new name is removed and never written through. `suffix` is for writers that go by it."""
+    """A new file beside `target` to write to, which then takes its place; after an error nothing of it is left.
+
+    A file or link already under the new name is removed and never written through. `suffix` is for writers that go by it.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_name(f".{target.name}{suffix}")
     fresh.unlink(missing_ok=True)

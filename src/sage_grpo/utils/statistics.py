@@ -70,10 +70,12 @@ def _interval(mean: float, error: float, count: int) -> Paired:
 
 
 def crossed_interval(values: Sequence[Sequence[float]]) -> Paired:
-    """Mean over seeds (rows) and prompts (columns) of scores or of differences, with an interval for other seeds and
-    other prompts. All seeds see the same prompts, so that a mean over seeds alone has an interval for these prompts
-    only. The variance is the one that a bootstrap over seeds and prompts has: with a score split into mean, seed,
-    prompt and rest, those of the three parts over their numbers; with n - 1 for n, and Student's t by the seeds."""
+    """Mean over seeds (rows) and prompts (columns) of scores or of differences, with an interval for other seeds and other prompts.
+
+    All seeds see the same prompts, so that a mean over seeds alone has an interval for these prompts only. The variance is the one that a bootstrap
+    over seeds and prompts has: with a score split into mean, seed, prompt and rest, those of the three parts over their numbers; with n - 1 for n,
+    and Student's t by the seeds.
+    """
     seeds, prompts = len(values), len(values[0]) if values else 0
     if not prompts:
         return Paired(math.nan, math.nan, 0, math.nan)
@@ -92,8 +94,10 @@ def crossed_interval(values: Sequence[Sequence[float]]) -> Paired:
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Holm's adjustment: with these, the chance that any of the true "no difference" is called one is at most the
-    level. NaN (too few seeds) is no test and counts as none."""
+    """Holm's adjustment: with these, the chance that any of the true "no difference" is called one is at most the level.
+
+    NaN (too few seeds) is no test and counts as none.
+    """
     tests = sorted((p, name) for name, p in p_values.items() if not math.isnan(p))
     adjusted, largest = dict.fromkeys(p_values, math.nan), 0.0
     for place, (p, name) in enumerate(tests):

@@ -199,7 +199,9 @@ def contact_sheet(
     cell: int = 160,
 ) -> Path:
     """Write a PNG with one clip a row: `columns` evenly spaced frames, at least `cell` pixels high, under a caption.
-    White gutters keep frames apart: without them motion looks like a wide picture."""
+
+    White gutters keep frames apart: without them motion looks like a wide picture.
+    """
     from PIL import Image, ImageDraw, ImageFont
 
     if not clips:

@@ -40,11 +40,15 @@ from sage_grpo.utils.suggest import nearest
 if TYPE_CHECKING:
     import torch
 
+    from sage_grpo.models.spec import ModelSpec
+
 PIPELINES: Mapping[str, str] = {
     "HunyuanVideo15Pipeline": "hunyuan15",
     "HunyuanVideo15ImageToVideoPipeline": "hunyuan15",
     "WanPipeline": "wan",
     "WanImageToVideoPipeline": "wan",
+    "LTXPipeline": "ltx",
+    "LTXImageToVideoPipeline": "ltx",
     "LTX2Pipeline": "ltx2",
     "LTX2ImageToVideoPipeline": "ltx2",
     "FluxPipeline": "flux",
@@ -59,7 +63,7 @@ TOKENIZERS = {f"tokenizer{number}": f"text_encoder{number}" for number in ("", "
 """Text encoders by tokenizer."""
 
 
-def resolve(spec: Any) -> Path:
+def resolve(spec: ModelSpec) -> Path:
     if spec.path is None or spec.path == "shapes":
         folder = Path(str(files("sage_grpo") / "worlds" / "shapes" / "assets"))
         if not (folder / "model_index.json").is_file():
@@ -85,7 +89,7 @@ def resolve(spec: Any) -> Path:
     raise ModelError(f'model.path "{spec.path}" is not a folder.{hint}')
 
 
-def local_folder(spec: Any) -> Path | None:
+def local_folder(spec: ModelSpec) -> Path | None:
     """The checkpoint's folder with at least its config files, if it is here: as a path, or in the hub's cache."""
     if spec.path is None or Path(spec.path).expanduser().is_dir() or not _is_hub_id(spec.path):
         return resolve(spec)
@@ -96,7 +100,7 @@ def local_folder(spec: Any) -> Path | None:
     return Path(index).parent if isinstance(index, str) and isinstance(config, str) else None
 
 
-def configs_folder(spec: Any) -> Path:
+def configs_folder(spec: ModelSpec) -> Path:
     return local_folder(spec) or _download(spec, weights=False)
 
 
@@ -104,7 +108,7 @@ def _is_hub_id(path: str) -> bool:
     return path.count("/") == 1 and not path.startswith((".", "/", "~"))
 
 
-def _download(spec: Any, *, weights: bool = True) -> Path:
+def _download(spec: ModelSpec, *, weights: bool = True) -> Path:
     from diffusers import DiffusionPipeline
     from huggingface_hub import snapshot_download
 
@@ -143,7 +147,7 @@ def read_config(folder: Path, component: str, name: str = "config.json") -> dict
     return values
 
 
-def detect_family(spec: Any) -> str:
+def detect_family(spec: ModelSpec) -> str:
     folder = resolve(spec)
     name = str(read_index(folder).get("_class_name"))
     if name not in PIPELINES:

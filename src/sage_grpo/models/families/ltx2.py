@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from sage_grpo.models import ModelError
 from sage_grpo.models.base import Abilities, StateParts
-from sage_grpo.models.checkpoints.checkpoint import read_config
 from sage_grpo.models.codec import Codec
+from sage_grpo.models.families.ltx import refuse_noise
 from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, grid_of_clips, pack, seen_tokens, unpack
@@ -83,14 +83,7 @@ class Ltx2(FamilyModel):
 
     @classmethod
     def _check(cls, folder: Path, index: Mapping[str, Any]) -> None:
-        vae = read_config(folder, "vae")
-        for setting in ("timestep_conditioning", "decoder_inject_noise"):
-            value = vae.get(setting)
-            if any(value) if isinstance(value, list) else value:
-                raise ModelError(
-                    f'vae/config.json of "{folder}" sets {setting} to {value!r}: its decoder would add noise of its own, which is not supported. '
-                    "Use another checkpoint: LTX-2's do not set it."
-                )
+        refuse_noise(folder, "timestep_conditioning", "decoder_inject_noise")
 
     @classmethod
     def _pipeline(cls, index: Mapping[str, Any]) -> str:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sage_grpo.models.base import Abilities, SequenceSplit
+from sage_grpo.distributed.context import SequenceParallel
+from sage_grpo.models.base import Abilities
 from sage_grpo.models.checkpoints.checkpoint import check_components, read_config
 from sage_grpo.models.codec import WanCodec
 from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
@@ -55,7 +56,7 @@ class Wan(FamilyModel):
 
     def _prepare(self) -> None:
         self.expand_timesteps = bool(self.index.get("expand_timesteps"))
-        self._sequence: SequenceSplit | None = None
+        self._sequence: SequenceParallel | None = None
         config = self.transformer.config
         if config.pos_embed_seq_len is not None:  # 2.1 FLF2V needs both frames
             self.pictures = {2}
@@ -86,7 +87,7 @@ class Wan(FamilyModel):
     def abilities(self) -> Abilities:
         return replace(super().abilities, split_sequence=self._split)
 
-    def _split(self, sequence: SequenceSplit) -> None:
+    def _split(self, sequence: SequenceParallel) -> None:
         """Text is whole everywhere."""
         self._sequence = sequence
         networks: tuple[Any, ...] = (self.network, *self.others)
@@ -185,7 +186,7 @@ class Wan(FamilyModel):
         )[0]
 
 
-def split_network(network: Any, sequence: SequenceSplit, latents: tuple[int, ...]) -> None:
+def split_network(network: Any, sequence: SequenceParallel, latents: tuple[int, ...]) -> None:
     """Split tokens before the first block and put them together after the last projection, around the stock forward."""
     total = math.prod(size // patch for size, patch in zip(latents[1:], network.config.patch_size))
 

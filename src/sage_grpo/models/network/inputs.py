@@ -93,7 +93,7 @@ def first_given(*values: Any) -> Any:
 def grid_of_clips(pipe: Any, config: Any, channels: int) -> LatentGrid:
     """The grid of most video pipelines: the pipeline has the division by the VAE, the transformer's config the size of a token."""
     names = ("vae_scale_factor_temporal", "vae_scale_factor_spatial")
-    if not hasattr(pipe, names[0]):  # LTX-2's
+    if not hasattr(pipe, names[0]):  # LTX-Video's and LTX-2's
         names = ("vae_temporal_compression_ratio", "vae_spatial_compression_ratio")
     temporal, spatial, side = getattr(pipe, names[0]), getattr(pipe, names[1]), config.patch_size
     patch = (config.patch_size_t, side, side) if isinstance(side, int) else tuple(side)
