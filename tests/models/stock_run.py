@@ -39,7 +39,7 @@ def start(ours) -> torch.Tensor:
 
 
 def size_of(kind: str) -> dict[str, int]:
-    """Not square, so that rows that are taken for columns are seen; HunyuanVideo-1.5 derives its size from the picture's shape, and LTX-2
+    """Not square, so that rows that are taken for columns are seen; HunyuanVideo-1.5 derives its size from the picture's shape, and LTX-Video
     takes multiples of 32."""
     if kind == "hunyuan15_i2v":
         return {"height": 24, "width": 40}

@@ -70,6 +70,7 @@ EXPECTED = {
     ("z_image", "kohya"): {"lora_unet_layers_0_attention_to_out_0": ["layers.0.attention.to_out.0"]},
     ("qwen_image", "comfy"): {f"diffusion_model.{B}img_mlp.net.0.proj": [f"{B}img_mlp.net.0.proj"]},
     ("qwen_image", "lightx2v"): {f"{B}attn.to_q": QKV[:1]},
+    ("ltx", "comfy"): {f"diffusion_model.{B}attn1.to_out.0": [f"{B}attn1.to_out.0"]},
     ("ltx2", "comfy"): {f"diffusion_model.{B}audio_attn1.to_q": [f"{B}audio_attn1.to_q"]},
     ("ltx2", "lightx2v"): {f"{B}attn2.to_k": [f"{B}attn2.to_k"]},
 }
@@ -117,6 +118,7 @@ def test_a_program_adds_what_the_merged_weights_have(kind: str, program: str, sa
 
 CONVERTERS = {
     "wan_t2v": original.convert_wan_transformer_to_diffusers,
+    "ltx": original.convert_ltx_transformer_checkpoint_to_diffusers,
     "ltx2": original.convert_ltx2_transformer_to_diffusers,
     "flux2": original.convert_flux2_transformer_checkpoint_to_diffusers,
     "z_image": original.convert_z_image_transformer_checkpoint_to_diffusers,
@@ -195,8 +197,8 @@ def test_peft_loads_its_folder(fresh_model, tmp_path) -> None:
 
 
 def test_what_a_program_cannot_load_is_refused_by_name(fresh_model, tmp_path: Path) -> None:
-    ltx = fresh_model("ltx2", lora=LORA)
-    with pytest.raises(ModelError, match="No names are known by which kohya's programs would load a LoRA of ltx2"):
+    ltx = fresh_model("ltx", lora=LORA)
+    with pytest.raises(ModelError, match="No names are known by which kohya's programs would load a LoRA of ltx"):
         save_lora_for("kohya", tmp_path, ltx, {})
     sd3 = fresh_model("sd3", lora=LoraSpec(rank=2, targets=["norm1.linear"]))
     with pytest.raises(
@@ -210,6 +212,7 @@ def test_every_family_has_a_program() -> None:
     assert set().union(*PROGRAMS.values()) >= {
         "wan",
         "hunyuan15",
+        "ltx",
         "ltx2",
         "flux",
         "flux2",
