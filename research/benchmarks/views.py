@@ -52,11 +52,18 @@ def same_bits(file: Path) -> str:
     return _table(["recipe", "`model.deterministic`", "seconds an iteration", "runs that part from the first"], rows)
 
 
-def demo_run(file: Path, recipe: str) -> str:
-    """A demo run in a sentence."""
-    row = next(row for row in read(file) if row["recipe"] == recipe)
-    gain = fixed(row["after"]["total"] - row["before"]["total"], 3, signed=True)
-    return f"{fixed(row['after']['total'], 3)} ({gain}), drift {fixed(row['after']['drift'], 3)}, {row['seconds']} s"
+def demo_runs(file: Path) -> str:
+    """Scores and seconds of demo runs."""
+    cells = [
+        [
+            f"`{row['recipe']}`",
+            str(row["iterations"]),
+            *(fixed(row[when][key], 3) for key in ("total", "drift") for when in ("before", "after")),
+            str(row["seconds"]),
+        ]
+        for row in read(file)
+    ]
+    return _table(["recipe", "iterations", "score before", "after", "drift before", "after", "seconds"], cells)
 
 
 def number(file: Path, key: str, over: str = "", digits: str = "3", times: str = "1") -> str:

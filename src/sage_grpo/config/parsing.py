@@ -53,6 +53,7 @@ GONE: dict[str, tuple[Any, str]] = {
     "rewards[].actors": (0, _ELSEWHERE),
     "rewards[].actor_gpus": (0.0, _ELSEWHERE),
     "rewards[].actor_cpus": (1.0, _ELSEWHERE),
+    "rewards[].isolate_failures": (None, "an async function is never called again for clips that failed"),
     "rewards[].standardize": ({}, "divide the weight by the std; a mean changes no advantage"),
 }
 """Removed options of training, with the value that switched them off (ANY: it changed no result) and the reason: files of

@@ -160,9 +160,9 @@ class CompositeReward:
         """True if any reward in the total needs more than latents."""
         return any(member.weights and not member.reads_latents for member in self._members)
 
-    def frames_read(self, count: int, fps: float, *, counting: bool = False) -> list[int] | None:
-        """Frames of a clip that the rewards read; `counting` leaves metric-only rewards out. None means all frames."""
-        read = [member.frames_read(count, fps) for member in self._members if member.weights or not counting]
+    def frames_read(self, count: int, fps: float) -> list[int] | None:
+        """Frames of a clip that the rewards in the total read. None means all frames."""
+        read = [member.frames_read(count, fps) for member in self._members if member.weights]
         known = [frames for frames in read if frames is not None]
         return sorted(set().union(*known)) if len(known) == len(read) else None
 

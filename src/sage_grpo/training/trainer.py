@@ -27,7 +27,15 @@ from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import choose
 from sage_grpo.training.reference import OldPolicy
 from sage_grpo.training.rollout import Rollout
-from sage_grpo.training.scoring import ScoredClips, Scores, advantages_of, check_groups, describe, no_clips, preferred
+from sage_grpo.training.scoring import (
+    ScoredClips,
+    Scores,
+    advantages_of,
+    black_clips,
+    check_groups,
+    describe,
+    preferred,
+)
 from sage_grpo.training.state import TrainState
 from sage_grpo.training.update import Updater
 from sage_grpo.types import Keep
@@ -149,7 +157,7 @@ class Trainer:
     def score(self, rollout: Rollout, plan: Plan) -> Scores:
         """The scores of all ranks' clips, equal on every rank; this process's clips are scored here, or were by the workers that sampled them."""
         if plan.examples:
-            self.clips = ScoredClips(no_clips(self.model.video))
+            self.clips = ScoredClips(black_clips(self.model.video))
             return preferred(len(plan.groups), plan.group_size)
         clips = rollout.judged or self.engine.judge(rollout, plan, whole=self.needs_clips(plan.iteration))
         captions = [plan.groups[member.group].prompt.text for member in self.engine.scored(plan)]

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sage_grpo.distributed.context import SequenceParallel
 from sage_grpo.models import ModelError
-from sage_grpo.models.base import Abilities, SequenceSplit
+from sage_grpo.models.base import Abilities
 from sage_grpo.models.checkpoints.checkpoint import check_components, read_config
 from sage_grpo.models.codec import Codec
 from sage_grpo.models.family import JOINT_ATTENTION, FamilyModel, Traits
@@ -34,7 +35,7 @@ class PackedTransformer(nn.Module):
     def __init__(self, transformer: Any) -> None:
         super().__init__()
         self.transformer = transformer
-        self.sequence: SequenceSplit | None = None
+        self.sequence: SequenceParallel | None = None
 
     def forward(
         self,
@@ -146,7 +147,7 @@ class Hunyuan15(FamilyModel):
     def abilities(self) -> Abilities:
         return replace(super().abilities, split_sequence=self._split)
 
-    def _split(self, sequence: SequenceSplit) -> None:
+    def _split(self, sequence: SequenceParallel) -> None:
         if self.options["pad_text"]:
             raise ModelError("parallel.sp > 1 takes no padding: leave model.options pad_text out.")
         sequence.check(self.transformer.config.num_attention_heads)
