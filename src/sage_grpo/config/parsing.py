@@ -27,7 +27,7 @@ ANY = object()
 _UNMEASURED = "no measurement showed its gain"
 _ELSEWHERE = "a reward elsewhere is a server, sage-grpo serve-reward"
 GONE: dict[str, tuple[Any, str]] = {
-    "update.reuse": (0, "learning again from earlier rollouts did not help, research/results/reuse.md"),
+    "update.reuse": (0, "learning again from earlier rollouts did not help, research/results/README.md"),
     "anchor.skip_below": (ANY, "the reference's pass is never left out"),
     "model.packed": (True, "the stock forward of HunyuanVideo-1.5 was there to compare with only"),
     "model.decoder": (None, _UNMEASURED),
@@ -53,6 +53,7 @@ GONE: dict[str, tuple[Any, str]] = {
     "rewards[].actors": (0, _ELSEWHERE),
     "rewards[].actor_gpus": (0.0, _ELSEWHERE),
     "rewards[].actor_cpus": (1.0, _ELSEWHERE),
+    "rewards[].isolate_failures": (None, "an async function is never called again for clips that failed"),
     "rewards[].standardize": ({}, "divide the weight by the std; a mean changes no advantage"),
 }
 """Removed options of training, with the value that switched them off (ANY: it changed no result) and the reason: files of

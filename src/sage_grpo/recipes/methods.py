@@ -125,19 +125,19 @@ def branch(config: TrainConfig) -> TrainConfig:
 
 
 def branch_long(config: TrainConfig) -> TrainConfig:
-    """branch for long runs: 236 iterations of 24 prompts, two of five at later steps, a rate that falls to zero (research/results/after_long.md)."""
+    """branch for long runs: 236 iterations of 24 prompts, two of five at later steps, a rate that falls to zero (research/results/long_runs.md)."""
     third = max(1, config.rollout.steps // 3)
     options = {
         "iterations": 236,
         "batch.prompts": 24,
-        # Where one step explores, the later ones get worse (research/results/where.md), so some prompts explore those. Two second-order steps after the
-        # branch train as well as three Euler steps, with fewer network evaluations; one before it instead of two costs a little (research/results/after.md).
+        # Where one step explores, the later ones get worse (research/results/samplers.md), so some prompts explore those. Two second-order steps after the
+        # branch train as well as three Euler steps, with fewer network evaluations; one before it instead of two costs a little (research/results/samplers.md).
         "rollout.window": _later(config.rollout.steps),
         **{"rollout.solver": "ab2", "rollout.before_steps": third, "rollout.after_steps": third},
         # The noise of its steps limits a long run: more prompts and a falling rate both lower it, and a start at twice the rate makes up
-        # for the fall. Where one step explores, that start loses visual quality in some seeds, also with 32 prompts (research/results/distance.md).
+        # for the fall. Where one step explores, that start loses visual quality in some seeds, also with 32 prompts (research/results/long_runs.md).
         **{"optimizer.lr": 2 * config.optimizer.lr, "optimizer.decay": "linear"},
-        # Some seeds lose a part of the reward in between. Rolling back saved one of eight with 16 prompts (research/results/distance.md);
+        # Some seeds lose a part of the reward in between. Rolling back saved one of eight with 16 prompts (research/results/long_runs.md);
         # its effect with these settings is not measured.
         "sentinel.action": "rollback",
     }

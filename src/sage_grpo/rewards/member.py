@@ -162,17 +162,12 @@ class RewardMember:
         self._is_users = ":" in spec.name
         facts = facts_of(spec.name)
         self.asks_others = facts is not None and bool(facts.network)
-        self._isolates = spec.isolate_failures
-        if self._isolates is None:
-            self._isolates = not (self.asks_others or inspect.iscoroutinefunction(function))
-        if spec.isolate_failures and self.asks_others:
-            raise RewardConfigError(
-                f"isolate_failures: {spec.name} is never called again after an error; it finds the clip that fails itself."
-            )
+        # of the others every call may cost money
+        self._isolates = not (self.asks_others or inspect.iscoroutinefunction(function))
         self.compares = bool(getattr(reward, "compares", False))
-        if self.compares and (spec.batch_size is not None or spec.isolate_failures):
+        if self.compares and spec.batch_size is not None:
             raise RewardConfigError(
-                f"Reward {spec.title!r} compares clips, a whole group in each call: leave batch_size and isolate_failures out."
+                f"Reward {spec.title!r} compares clips, a whole group in each call: leave batch_size out."
             )
 
     def batch(self, count: int) -> int:

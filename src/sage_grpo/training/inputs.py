@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from sage_grpo.config.parsing import ConfigError
-from sage_grpo.data.examples import Examples, content_hash, fault_of, fitted, load_examples, usable
+from sage_grpo.data.examples import Examples, load_examples, usable
 from sage_grpo.data.prompts import SETS, Frame, Prompt, Row, load_prompts, prompts_of
 from sage_grpo.distributed.world import World
-from sage_grpo.models import ModelError
 from sage_grpo.models.base import VelocityModel, abilities, encoder_of
 from sage_grpo.models.devices import choose_device
 from sage_grpo.models.network.blocks import worth_compiling
@@ -28,7 +27,7 @@ from sage_grpo.training.offload import DEVICES, get_ready, hold_to_budget
 from sage_grpo.training.scoring import compose, metadata_of
 from sage_grpo.types import Conditioning, DifferentiableReward, Reward
 from sage_grpo.utils.imports import name_of, refuse_object
-from sage_grpo.utils.video import read_pictures, read_video
+from sage_grpo.utils.video import read_pictures
 from sage_grpo.worlds.world import WORLDS, Listed
 
 NAMES = (*WORLDS, *SETS)
@@ -117,7 +116,6 @@ def build(config: TrainConfig, world: World | None = None, given: Overrides | No
             f"The model is on {model.device}, but this process computes on {world.device}: load it there, for example with "
             f"ModelSpec(...).load({str(world.device)!r})."
         )
-    check_sources(model, [*prompts, *held_out])
     examples = None
     if config.data.clips is not None:
         encoder_of(model)
@@ -225,37 +223,4 @@ def pictures_of(prompt: Prompt) -> Tensor | None:
 
 
 def conditions_of(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Conditioning]:
-    """The conditionings of prompts, with the latents of their source clips where the model starts from one."""
-    check_sources(model, prompts)
-    found = model.encode([prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts])
-    start = abilities(model).start
-    if start is None:
-        return found
-
-    def source(file: Path) -> Tensor:
-        return start.source(content_hash(file), lambda: fitted(*read_video(file), model.video))
-
-    return [
-        one if prompt.source_video is None else replace(one, source=source(prompt.source_video))
-        for prompt, one in zip(prompts, found)
-    ]
-
-
-def check_sources(model: VelocityModel, prompts: Iterable[Prompt]) -> None:
-    """Refuse source clips that are missing, too short or of no use to the model."""
-    start = abilities(model).start
-    strength = None if start is None else start.strength
-    for prompt in prompts:
-        if prompt.source_video is None and strength is not None and not prompt.clips:
-            raise ModelError(
-                f"Clips start from a given one here (strength {strength:g}), and the prompt {prompt.text!r} names none: give its row a column "
-                "source_video, or leave the strength out of model.options."
-            )
-        if prompt.source_video is not None and strength is None:
-            raise ModelError(
-                f"The prompt {prompt.text!r} names the source_video {prompt.source_video}, but this model starts from noise: leave the column out, or say how "
-                "far the video is noised, with an option of the family that has one (docs/models.md, video-to-video)."
-            )
-        why = "" if prompt.source_video is None else fault_of(prompt.source_video, model.video)
-        if why:
-            raise ModelError(f"The prompt {prompt.text!r} starts from a video that cannot be used: {why}.")
+    return model.encode([prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts])

@@ -47,7 +47,6 @@ PIPELINES: Mapping[str, str] = {
     "HunyuanVideo15ImageToVideoPipeline": "hunyuan15",
     "WanPipeline": "wan",
     "WanImageToVideoPipeline": "wan",
-    "WanVideoToVideoPipeline": "wan",
     "LTXPipeline": "ltx",
     "LTXImageToVideoPipeline": "ltx",
     "LTX2Pipeline": "ltx2",
