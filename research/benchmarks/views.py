@@ -12,7 +12,6 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
-from decimal import ROUND_CEILING, Decimal
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -86,105 +85,6 @@ def ceilings(file: Path) -> str:
     return _table(["Overall", "drift", "flicker"], [cells])
 
 
-def row(file: Path, key: str, digits: str = "3", times: str = "1", **match: str) -> str:
-    """A number, by its dotted key, of the last line of a JSON-lines file whose fields have these values."""
-    found = [line for line in read(file) if all(str(line.get(name)) == value for name, value in match.items())]
-    if not found:
-        raise ValueError(f"{file.name} has no line with {match}.")
-    return fixed(float(times) * _at(found[-1], key), int(digits))
-
-
-def probe(file: Path) -> str:
-    """A probe.json of `sage-grpo probe`: what exploring at each step, at all, and at the best one with other etas did; 95% intervals over prompts."""
-    found = json.loads(file.read_text())
-    rows = [(f"step {one['step']}", one) for one in found["steps"]] + [("all steps", found["all_steps"])]
-    others = [one for one in found["etas"] if one["eta"] != found["kernel"]["eta"]]
-    rows += [(f"step {found['eta_step']}, eta {one['eta']:g}", one) for one in others]
-
-    heads = ["exploring at", "start", "explored", "R", "std in a branch", "reward", "drift"]
-    cells = [
-        [
-            name,
-            fixed(one["start"]["value"], 2),
-            _with_interval(one["explored"], 2),
-            _with_interval(one["linear"], 2),
-            fixed(one["std"]["value"], 2),
-            _with_interval(one["reward"], 2, signed=True),
-            _with_interval(one["drift"], 3, signed=True),
-        ]
-        for name, one in rows
-    ]
-    return _table(heads, cells)
-
-
-def _with_interval(one: dict[str, float], digits: int, *, signed: bool = False) -> str:
-    mean, low, high = (fixed(one[key], digits, signed=signed) for key in ("value", "low", "high"))
-    return f"{mean} ({low} to {high})"
-
-
-def fsdp(file: Path) -> str:
-    """Errors and memory of FSDP on one GPU against none."""
-    cells = []
-    for found in json.loads(file.read_text())["cases"]:
-        case = found["case"]
-        kept = "yes" if case["checkpointing"] else "no"
-        errors = (found["relative_loss_error"], found["relative_gradient_error"])
-        cells.append(
-            [
-                "LoRA" if case["lora"] else "all weights",
-                "float32" if case["float32"] else "bfloat16",
-                kept + (", `cpu_offload`" if case["cpu_offload"] else ""),
-                *("0" if error == 0 else f"{error:.1e}" for error in errors),
-                *(fixed(found[kind]["gib_peak"], 1) for kind in ("plain", "fsdp")),
-            ]
-        )
-    heads = ["trained", "compute", "gradient checkpointing", "loss error", "gradient error", "GiB plain", "GiB FSDP"]
-    return _table(heads, cells)
-
-
-def full_size(file: Path) -> str:
-    """Seconds and peaks of passes of HunyuanVideo-1.5, and the formula's memory."""
-    found = json.loads(file.read_text())
-    lora, full = found["backward_lora"], found["backward_full"]
-    rows = [
-        ("forward pass, one branch: diffusers' own", found["forward"]["stock"], None),
-        ("forward pass: packed (ours)", found["forward"]["packed"], None),
-        ("forward pass: packed, compiled", found["forward"]["compiled"], None),
-        ("backward pass of a LoRA of rank 32, two branches: plain", lora["plain"], lora["formula_gib"]),
-        ("the same: FSDP", lora["fsdp"], None),
-        ("backward pass of all weights, without optimizer and anchor: plain", full["plain"], full["formula_gib"]),
-        ("the same: FSDP", full["fsdp"], None),
-        ("decoding a clip as a whole", found["decode"], None),
-        ("decoding in tiles (`model.vae_tiling`)", found["decode_tiled"], None),
-    ]
-    cells = [
-        [
-            name,
-            fixed(one["seconds"], 2),
-            fixed(one["gib_peak"], 1),
-            "" if formula is None else fixed(sum(formula.values()), 1),
-        ]
-        for name, one, formula in rows
-    ]
-    return _table(["", "seconds", "GiB at the peak", "formula"], cells)
-
-
-def one_iteration(file: Path) -> str:
-    """Phases of an iteration without and with FSDP, in seconds and GiB."""
-    runs = json.loads(file.read_text())["runs"]
-    cells = [
-        [kind, *(fixed(runs[name][key], 1) for name in ("plain", "fsdp") for key in keys)]
-        for kind, keys in (
-            (phase, (f"time/{phase}", f"time/peak_gib_{phase}")) for phase in ("rollout", "decode", "reward", "update")
-        )
-    ]
-    cells.append(["total", fixed(runs["plain"]["time/total"], 1), "", fixed(runs["fsdp"]["time/total"], 1), ""])
-    cells.append(
-        ["gradient norm", f"{runs['plain']['gradient/norm']:.3e}", "", f"{runs['fsdp']['gradient/norm']:.3e}", ""]
-    )
-    return _table(["phase", "plain: seconds", "GiB", "FSDP: seconds", "GiB"], cells)
-
-
 def plan_vs_measured(file: Path) -> str:
     """research/benchmarks/plan_vs_measured.py: seconds and peaks of whole iterations, predicted and measured."""
     cells = []
@@ -205,61 +105,11 @@ def whole_iterations(file: Path, phase: str) -> str:
     return _table(["case", "seconds", "plan", "GiB", "plan"], cells)
 
 
-def under_limits(file: Path) -> str:
-    """research/benchmarks/whole_iteration.py with --limit: what a process may have, its peak, and the planned one."""
-    cells = [
-        [found["case"], *(fixed(value, 1) for value in (found["limit_gib"], *found["phases"]["iteration"]["gib"]))]
-        for found in read(file)
-    ]
-    return _table(["case", "GiB at most", "peak", "plan"], cells)
-
-
-def crew(file: Path, prompts: str) -> str:
-    """research/benchmarks/workers.py, the row of so many prompts: seconds and megabytes with and without workers, beside plan (its seconds are of one process)."""
-    rows = [found for found in read(file) if found["plan"]["tasks"] == int(prompts)]
-    plan, runs = rows[-1]["plan"], rows[-1]["runs"]
-    planned = plan["phases"] | {"total": sum(plan["phases"].values())}
-    told = {name: (f"time/{name}", 1, planned[name]) for name in ("rollout", "decode", "update")}
-    told["iteration"] = ("time/total", 1, planned["total"])
-    told["records back, MB"] = ("crew/megabytes", 4, None)
-    told["largest gap of a log-probability"] = ("crew/gap", 1, None)
-    cells = [
-        [
-            name,
-            *(
-                "" if value is None else fixed(value, digits)
-                for value in (*(run.get(key) for run in runs.values()), said)
-            ),
-        ]
-        for name, (key, digits, said) in told.items()
-    ]
-    return _table(["seconds", *runs, "plan, one process"], cells)
-
-
 def memory_by_gpus(file: Path) -> str:
     """The table of research/benchmarks/scale_table.py: all of it is a formula."""
     from scale_table import table
 
     return table()
-
-
-def peaks(file: Path) -> str:
-    """Distance of measured peaks of memory from the formula, at most: a bound in per cent, which holds because it is rounded up."""
-    found = json.loads(file.read_text())
-    gaps = []
-    for part in found.values():
-        if isinstance(part, dict) and "formula_gib" in part:
-            formula = sum(part["formula_gib"].values())
-            gaps += [abs(part[kind]["gib_peak"] / formula - 1) for kind in ("plain", "fsdp") if kind in part]
-    # Rounded up, so that the bound holds; from the shortest decimal of the float, as 0.02 is a bound of 2%.
-    return f"{(100 * Decimal(repr(max(gaps)))).to_integral_value(ROUND_CEILING)}%"
-
-
-def iteration(file: Path) -> str:
-    """Passes and seconds of an iteration at full size, by method."""
-    from branch_iteration import HEADS, cells, rows
-
-    return _table(HEADS, [cells(row) for row in rows(file)])
 
 
 def loaded(folder: Path) -> tuple[Any, list[dict[str, Any]], str]:
@@ -436,28 +286,6 @@ def value(folder: Path, arm: str, column: str = "", kind: str = "final") -> str:
     return plus_minus(getattr(found, kind).get(key), signed=kind.endswith("difference"))
 
 
-def budgets(folder: Path) -> str:
-    """A comparison on its three axes: the end, the budget of clips and that of passes, each with the difference from the baseline."""
-    from sage_grpo.tools.compare.report import plus_minus
-
-    summary = summary_of(folder)
-    first = summary.suite.columns[0].key
-    heads = ["method", "passes", "at its end", "at equal clips", "minus branch", "at equal passes", "minus branch"]
-    rows = [
-        [
-            arm.name,
-            f"{arm.passes:,.0f}",
-            plus_minus(arm.final[first]),
-            plus_minus(arm.clips[first]),
-            plus_minus(arm.clips_difference.get(first), signed=True) if arm.clips_difference else "",
-            plus_minus(arm.equal[first]),
-            plus_minus(arm.equal_difference.get(first), signed=True) if arm.equal_difference else "",
-        ]
-        for arm in summary.arms.values()
-    ]
-    return _table([head.replace("branch", summary.suite.baseline) for head in heads], rows)
-
-
 def at_equal(folder: Path, column: str, values: str, arms: str) -> str:
     """The first column where another one first reached these values, on the line between evaluations: means over the seeds that got there, and paired
     differences from the first of these arms."""
@@ -527,16 +355,6 @@ def ahead_of(folder: Path, arm: str, other: str, column: str = "Overall") -> str
     return f"{sum(last[0][seed] > last[1][seed] for seed in both)} of {len(both)}"
 
 
-def made_again(folder: Path, again: str) -> str:
-    """Number of repeated runs in a file that have every digit that is kept of those of a comparison: scores, training and steps."""
-    first = {row["key"]: row for row in loaded(folder)[1]}
-    same = [
-        all(row[part] == first[row["key"]][part] for part in ("evaluations", "training", "steps", "passes"))
-        for row in read(Path(__file__).parents[2] / again)
-    ]
-    return f"{sum(same)} of {len(same)}"
-
-
 def _ends(folder: Path, arm: str, column: str) -> dict[int, float]:
     return {row["seed"]: row["evaluations"][str(row["iterations"])][column] for row in _runs(folder, arm)}
 
@@ -561,22 +379,6 @@ def steps(folder: Path, arms: str) -> str:
             shares = (found["raw"] / norms, found["sensitivity"] / predicted, 1 / found["std"] / inverse)
             rows.append([name, str(step), *(fixed(share, 2) for share in (*shares, found["equalized"] / norms))])
     return _table(["arm", "step", "gradient", "abs(b) / std", "1 / std", "gradient as weighted"], rows)
-
-
-# ---- side by side
-
-
-def timed(file: Path, model: str, variant: str, what: str = "total", digits: str = "3", over: str = "") -> str:
-    """Seconds of research/benchmarks/side_by_side: of a phase of the whole job, or of a pass; divided by those of the variant that `over` names."""
-
-    def seconds(name: str) -> float:
-        line = [line for line in read(file) if (line["model"], line["variant"]) == (model, name)][-1]
-        return line["job_seconds"][what] if what in line.get("job_seconds", {}) else line["passes"][what]["seconds"]
-
-    return f"{seconds(variant) / (seconds(over) if over else 1.0):.{digits}g}"
-
-
-# ---- which steps gain and which pay
 
 
 def where_value(file: Path, seed: str, pattern: str, column: str, digits: str = "3") -> str:
