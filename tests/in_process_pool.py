@@ -56,7 +56,7 @@ class InProcess:
 
 def wrong(result: TaskResult) -> TaskResult:
     records = {
-        replay: replace(saved, log_prob_old=None if saved.log_prob_old is None else saved.log_prob_old + 0.05)
+        replay: saved._replace(log_prob_old=None if saved.log_prob_old is None else saved.log_prob_old + 0.05)
         for replay, saved in result.records.items()
     }
     return replace(result, records=records, log_prob=None if result.log_prob is None else result.log_prob + 0.05)

@@ -18,7 +18,12 @@ STAMP = "rows"
 EVIDENCE = ROOT / "docs" / "images" / "evidence.png"
 PANELS = (
     ("headline", "passes", "Each method at its own rate", ("branch", "mix", "sage", "flow", "awm")),
-    ("heat", "iterations", "Four times too hot, with a target KL", ("target_kl 2e-04", "none 5e-05", "none 2e-04")),
+    (
+        "heat",
+        "iterations",
+        "Four times the learning rate, with a target KL",
+        ("target_kl 2e-04", "none 5e-05", "none 2e-04"),
+    ),
     ("distance", "iterations", "How far a long run gets", ("branch_long", "branch, 300 iterations")),
 )
 """Of README's figure: suite, what is below, title, arms."""
@@ -38,22 +43,20 @@ def digest(folders: Sequence[Path]) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def draw_suite(folder: Path) -> list[Path]:
-    """The figures of a comparison in research/results, from the rows beside them."""
+def draw_suite(folder: Path) -> None:
+    """Draw the figures that a comparison in research/results has again, from the rows beside them."""
     from sage_grpo.tools.compare.report import draw
 
     summary_of.cache_clear()
     with tempfile.TemporaryDirectory() as place:
         drawn = [(path.name, path.read_bytes()) for path in draw(summary_of(folder), Path(place))]
-    files = []
     for name, content in drawn:
-        files.append(folder / name)
-        files[-1].write_bytes(stamped(content, digest([folder])))
-    return files
+        if (folder / name).is_file():
+            (folder / name).write_bytes(stamped(content, digest([folder])))
 
 
 def draw_evidence() -> Path:
-    """README's figure: what learns most, what holds a hot run, how far a long run gets."""
+    """README's figure: methods at equal cost, a target KL at a high learning rate, long runs."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -69,7 +72,7 @@ def draw_evidence() -> Path:
             axis.axhline(first.ceiling, color="#999999", lw=0.9, ls=":")
             axis.text(0, first.ceiling, "clean clips after the VAE", va="bottom", fontsize=8, color="#666666")
         axis.set_title(title, loc="left", fontsize=10)
-        axis.set_xlabel("thousands of network passes" if below == "passes" else "iterations")
+        axis.set_xlabel("thousands of network evaluations" if below == "passes" else "iterations")
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25, lw=0.6)
         axis.legend(frameon=False, fontsize=8, loc="lower right" if name != "heat" else "center right")
@@ -78,7 +81,7 @@ def draw_evidence() -> Path:
 
 
 def draw_worlds() -> Path:
-    """The figure of research/results/worlds.md: every method minus branch, in both worlds, at equal clips and at equal passes."""
+    """The figure of research/results/headline.md: every method minus branch, in both worlds, at equal clips and at equal passes."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -90,7 +93,7 @@ def draw_worlds() -> Path:
     names = [name for name in found["scenes"].arms if name != found["scenes"].suite.baseline]
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 3.8), layout="constrained", sharey=True)
     for axis, (kind, title) in zip(
-        axes, (("clips_difference", "At equal clips"), ("equal_difference", "At equal passes"))
+        axes, (("clips_difference", "At equal clips"), ("equal_difference", "At equal network evaluations"))
     ):
         axis.axvline(0, color="#999999", lw=0.9, ls=":")
         for offset, colour, (world, summary) in zip((-0.14, 0.14), COLOURS, found.items()):

@@ -57,7 +57,7 @@ def test_images_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ("a cat", r"held_out must be rows, got 'a cat': give a list"),
         ({"train": ["a cat"], "test": []}, r"with the keys train, test: choose a split, such as dataset\['train'\]"),
         (7, "held_out must be rows, got a int, which gives none"),
-        (["a cat", 7], "held_out, row 1 is a int: give strings, mappings"),
+        (["a cat", 7], "held_out, row 1: expected a text, or an object with a prompt, got 7"),
         ([{"text": "a cat", "promt": "x"}], r"held_out, row 0: there is no column prompt, only text, promt\. Call 'promt' prompt"),
         ([{"prompt": "a cat", "image": np.zeros(3)}], "row 0: image must be the path of a file, got a ndarray"),
     ],

@@ -145,32 +145,6 @@ def test_a_library_that_was_turned_off_is_not_used(monkeypatch: pytest.MonkeyPat
     assert [case for case, used in found.items() if used] == [("x86_64", True)]
 
 
-@pytest.mark.parametrize("kind", ["wan_t2v", pytest.param("hunyuan15_t2v", marks=pytest.mark.slow)])
-def test_chosen_frames_are_those_of_the_whole_decode_and_nothing_is_computed_after_them(
-    kind: str, fresh_model, monkeypatch
-) -> None:
-    monkeypatch.setattr(decoding, "CHUNK_PIXELS", 1)
-    one, made = fresh_model(kind, train=False, frames=9), []
-    kind_of, pixels = type(one.codec), type(one.codec).chunks
-
-    def counted(codec: Any, z: torch.Tensor) -> Any:
-        for chunk in pixels(codec, z):
-            made.append(chunk.shape[2])
-            yield chunk
-
-    monkeypatch.setattr(kind_of, "chunks", counted)
-    latents = torch.randn(1, *one.latent_shape())
-    whole = one.decode(latents)
-    for frames, chunks in (([0], [1]), ([1], [1, 4]), ([0, 4], [1, 4]), ([5, 6], [1, 4, 4]), ([0, 1, 8], [1, 4, 4])):
-        made.clear()
-        assert torch.equal(one.codec.decode(latents, frames), whole[:, frames])
-        assert made == chunks, frames
-    one.codec.decode(latents, [1])
-    assert not any("forward" in vars(module) for module in one.pipe.vae.modules())
-    if kind == "wan_t2v":
-        assert not any(isinstance(kept, torch.Tensor) for kept in one.pipe.vae._feat_map), "the past of a clip given up"
-
-
 @pytest.mark.parametrize("name", ["wan_t2v", pytest.param("hunyuan15_t2v", marks=pytest.mark.slow)])
 def test_chunks_that_run_again_have_the_gradient_of_the_whole_decode_and_keep_little(
     name: str, model, monkeypatch: pytest.MonkeyPatch

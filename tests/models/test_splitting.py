@@ -27,7 +27,7 @@ class Ranks:
 
 
 class Rank:
-    """One of them, as a SequenceSplit; a third of the tokens are the first's."""
+    """One of them, in place of a SequenceParallel; a third of the tokens are the first's."""
 
     def __init__(self, ranks: Ranks, rank: int) -> None:
         self.ranks, self.rank = ranks, rank

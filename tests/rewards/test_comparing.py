@@ -43,7 +43,6 @@ def test_every_call_has_one_whole_group_however_the_clips_lie():
     ("spec", "why"),
     [
         ({"options": {"takes": "group"}, "batch_size": 4}, "batch_size"),
-        ({"options": {"takes": "group"}, "isolate_failures": True}, "isolate_failures"),
         ({"options": {"takes": "pairs"}}, "a whole group, not 'pairs'"),
         ({"options": {"takes": "group", "differentiable": True}}, "one by one"),
     ],

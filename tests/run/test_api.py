@@ -126,7 +126,7 @@ def test_frozen_weights_of_a_model_object_count_and_trained_ones_do_not(config) 
     ("objects", "said"),
     [
         ({"model": torch.nn.Linear(1, 1)}, "A Linear is not a VelocityModel: it lacks spec, video"),
-        ({"held_out": []}, "held_out: there is no row"),
+        ({"held_out": []}, "held_out holds no prompts"),
         ({"rewards": []}, "none of them counts"),
     ],
 )

@@ -65,7 +65,7 @@ def test_everything_of_a_prompt_is_its_content(tmp_path: Path) -> None:
         return tmp_path / name
 
     other = file("other")
-    names = ("image", "last_image", "source_video")
+    names = ("image", "last_image")
     prompt = Prompt("a cat", seed=3, metadata={"tags": ["red"]}, clips=(file("good"), file("bad")))
     prompt = replace(prompt, **{name: file(name) for name in names})
     changes: list[dict[str, Any]] = [{name: other} for name in names]
@@ -209,7 +209,7 @@ def test_the_code_of_a_model_object_counts() -> None:
 
 
 def test_of_a_reward_only_where_and_how_fast_is_free() -> None:
-    free = {"batch_size", "device", "overlap", "isolate_failures", "try_out"}
+    free = {"batch_size", "device", "overlap", "try_out"}
     old = identity.plain(dataclasses.asdict(RewardSpec(name="trainer_toys:bright")))
     changed = {name: {"rewards": [{**old, name: "something else"}]} for name in old}
     assert {name for name, new in changed.items() if not identity.differences({"rewards": [old]}, new)} == free

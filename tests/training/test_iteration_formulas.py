@@ -15,7 +15,6 @@ from sage_grpo.data.groups import Member, share_out
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.spec import Layout
 from sage_grpo.distributed.world import World
-from sage_grpo.models.base import Abilities
 from sage_grpo.models.policy import Policy, Step
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.objectives.base import NoiseLevels, ReplayedStep
@@ -27,10 +26,10 @@ from sage_grpo.rewards.member import Failure, RewardFailure
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.schedule import Schedule
-from sage_grpo.training import evaluate, reference, update
+from sage_grpo.training import evaluate, parts, reference, update
 from sage_grpo.training import loss as losses
 from sage_grpo.training.config import AdvantageConfig, BatchConfig, DataConfig, EvalConfig, SurrogateConfig
-from sage_grpo.training.engine import DecodedClips, RolloutEngine, frames_needed, pixels_read
+from sage_grpo.training.engine import RolloutEngine
 from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.loss import needs_velocity_old
 from sage_grpo.training.plan import Group, KlProbe, Plan, Replay
@@ -41,70 +40,6 @@ from sage_grpo.training.update import Updater
 from sage_grpo.types import Sound, VideoSpec
 from sage_grpo.workers.messages import _joined
 from trainer_helpers import plan_of
-
-# Decoding -----------------------------------------------------------------------------------------------------------
-
-
-class Causal:
-    """A decoder by hand: the first latent frame makes a frame, every other one four; a frame is its latent plus 10 of the one before."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, latents: int, frames: int = 0) -> None:
-        self.video = VideoSpec(frames=frames or 1 + 4 * (latents - 1), height=1, width=1, fps=8.0)
-        self.shape, self.asked = (1, latents, 1, 1), []
-
-    def latent_shape(self) -> tuple[int, ...]:
-        return self.shape
-
-    @property
-    def abilities(self) -> Abilities:
-        return Abilities(pixels=self.pixels, decode_frames=self.decode_frames)
-
-    decode_frames = None
-
-    def pixels(self, latents: Tensor, frames: list[int] | None = None) -> Tensor:
-        self.asked.append(frames)
-        own = latents[:, 0, :, 0, 0]
-        seen = own + 10 * torch.nn.functional.pad(own, (1, 0))[:, :-1]
-        return torch.cat([seen[:, :1], seen[:, 1:].repeat_interleave(4, 1)], 1)[:, :, None, None, None]
-
-
-def reads(*frames: int, **fields: object) -> SimpleNamespace:
-    seen: list[tuple[int, float, bool]] = []
-
-    def frames_read(count: int, fps: float, *, counting: bool = False) -> list[int] | None:
-        seen.append((count, fps, counting))
-        return list(frames) or None
-
-    return SimpleNamespace(frames_read=frames_read, seen=seen, reads_clips=True, learns_from_clips=True, **fields)
-
-
-def test_a_whole_clip_is_read_where_rewards_that_count_look() -> None:
-    model, reward = Causal(3), reads(2, 5)
-    assert pixels_read(model, reward, torch.ones(1, 1, 3, 1, 1)).shape[1] == 9
-    assert (reward.seen, model.asked) == ([(9, 8.0, True)], [[2, 5]])
-
-
-def test_frames_are_those_of_rewards_and_sentinel_and_others_stay_black() -> None:
-    model = Causal(3)
-    model.decode_frames = lambda latents, frames: torch.full((len(latents), len(frames), 1, 1, 3), 7, dtype=torch.uint8)
-    needed = frames_needed(model, reads(3))
-    assert needed is not None
-    assert {0, 3, 8} <= set(needed)
-    assert frames_needed(model, reads()) is None  # one that looks at all
-    assert frames_needed(Causal(3), reads(3)) is None  # a model that makes whole clips
-    assert frames_needed(model, SimpleNamespace(reads_clips=False)) == []
-    clips = DecodedClips(model, [1, 4], 3)
-    assert [len(clips.add(torch.zeros(count, 1, 3, 1, 1))) for count in (2, 1)] == [2, 1]
-    assert clips.videos.amax((2, 3, 4)).tolist() == [[0, 7, 0, 0, 7, 0, 0, 0, 0]] * 3
-    whole = DecodedClips(model, None, 3)
-    assert whole.videos.shape == (0, 9, 1, 1, 3)
-    for level in (1, 2):
-        model.decode = lambda latents, level=level: torch.full((1, 9, 1, 1, 3), level)
-        assert int(whole.add(torch.zeros(1)).max()) == level
-    assert whole.videos[:, 0, 0, 0, 0].tolist() == [1, 2]
-
 
 # Scores -------------------------------------------------------------------------------------------------------------
 
@@ -368,7 +303,7 @@ def test_a_part_is_seen_as_if_it_were_all_and_gradients_go_back_to_their_places(
     record = Record(policy, (), x, x + 1, x + 2, logs)
     advantage, weight = torch.tensor([[1.0, -1.0], [2.0, -2.0]]), torch.tensor([0.5, 0.25])
     item = losses.TrainItem(record, 0, 0, advantage, weight, 1.0, v_reference=x + 3)
-    part = losses.StatePart("sound", PLACES[1], 1, 0.5)
+    part = parts.StatePart("sound", PLACES[1], 1, 0.5)
     seen, step = part.view(item, Step(policy.at(0, x, x).gaussian, x))
     assert part.dims == 2
     found = seen.record
@@ -381,10 +316,9 @@ def test_a_part_is_seen_as_if_it_were_all_and_gradients_go_back_to_their_places(
     one = part.view(bare, Step(step.gaussian, x))[0]
     assert one.advantage.tolist() == [3.0, 4.0]
     assert one.record.v_old is one.record.log_prob_old is one.v_reference is None
-    other = losses.StatePart("rest", slice(0, 0), 0, 0.5)
+    other = parts.StatePart("rest", slice(0, 0), 0, 0.5)
     gradients = [torch.ones(2, 2), torch.zeros(2, 0)]
-    assert losses.joined(gradients, [part, other], x).tolist() == [[0, 1, 1]] * 2
-    assert losses.joined([x], [], x) is x
+    assert parts.joined(gradients, [part, other], x).tolist() == [[0, 1, 1]] * 2
 
 
 class Known(SimpleNamespace):
@@ -463,11 +397,11 @@ def test_the_kl_pulls_by_its_formula_and_is_not_equalised() -> None:
 def test_parts_have_each_a_loss_of_their_own_dimensions_and_a_column_of_advantages() -> None:
     advantage = torch.tensor([[2.0, 1.0], [-1.0, 4.0]])
     model, item, noise = replayed(PLACES, advantage=advantage)
-    parts = [losses.StatePart("a", PLACES[0], 0, 0.5), losses.StatePart("b", PLACES[1], 1, 0.5)]
+    both = [parts.StatePart("a", PLACES[0], 0, 0.5), parts.StatePart("b", PLACES[1], 1, 0.5)]
     objective, region = build(ObjectiveSpec(), SurrogateConfig(clip_range=9.0)), TrustRegion(mode="none")
     sharding = SimpleNamespace(scale=2.0, begin=lambda: None, synchronize=lambda: None)
     config = SimpleNamespace(trust_region=region, model=SimpleNamespace(deterministic=False))
-    updater = SimpleNamespace(objective=objective, config=config, sharding=sharding, parts=parts, model=model)
+    updater = SimpleNamespace(objective=objective, config=config, sharding=sharding, parts=both, model=model)
     tally = Updater.accumulate(updater, [item], 1.0)
     law = item.record.policy.transition(0)
     slope = -2.0 * 0.5 * 3 * item.weight[:, None] * advantage * float(law.b / law.std)
@@ -561,7 +495,7 @@ def test_clips_that_nobody_looks_at_are_not_described(reads: bool) -> None:
     reward = SimpleNamespace(early=lambda fps: nullcontext(None), reads_clips=reads)
     studio = SimpleNamespace(
         reward=reward,
-        model=Causal(1),
+        model=SimpleNamespace(video=VideoSpec(frames=1, height=1, width=1, fps=8.0)),
         clock=lambda name: nullcontext(),
         listen=lambda rollout, whole: None,
         decode=lambda *given, whole: torch.zeros((1, 2, 8, 8, 3), dtype=torch.uint8),

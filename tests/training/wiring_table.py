@@ -151,7 +151,7 @@ ELSEWHERE = {
     "plan": "model.memory update.gradient_checkpointing",
     "workers": "rollout.on rollout.ray.",
     "training/test_iteration_formulas.py": "rollout.offload anchor.offload",
-    "rewards": """rewards[].label rewards[].batch_size rewards[].device rewards[].overlap rewards[].isolate_failures rewards[].try_out""",
+    "rewards": """rewards[].label rewards[].batch_size rewards[].device rewards[].overlap rewards[].try_out""",
     "training/test_focus.py": "rewards[].judges rollout.explore",
     "training/test_branching.py": "batch.micro_batch rollout.share",
     "training/test_placing.py": "model.deterministic",

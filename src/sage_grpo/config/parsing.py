@@ -27,7 +27,7 @@ ANY = object()
 _UNMEASURED = "no measurement showed its gain"
 _ELSEWHERE = "a reward elsewhere is a server, sage-grpo serve-reward"
 GONE: dict[str, tuple[Any, str]] = {
-    "update.reuse": (0, "learning again from earlier rollouts did not help, research/results/reuse.md"),
+    "update.reuse": (0, "learning again from earlier rollouts did not help, research/results/README.md"),
     "anchor.skip_below": (ANY, "the reference's pass is never left out"),
     "model.packed": (True, "the stock forward of HunyuanVideo-1.5 was there to compare with only"),
     "model.decoder": (None, _UNMEASURED),
@@ -48,11 +48,14 @@ GONE: dict[str, tuple[Any, str]] = {
     "limits.max_batch": (ANY, "requests to a reward server are scored one after another"),
     "limits.max_wait_ms": (ANY, "requests to a reward server are scored one after another"),
     "data.formats": ([], "given clips are learned in the model's own format"),
+    "bench": (None, "docs/bench-export.md names the clips of `generate` as VBench does"),
+    "rewrites": (None, "docs/bench-export.md names the clips of `generate` as VBench does"),
     "profile": (None, "torch.profiler around Trainer.step records the same"),
     "doctor.probe": (None, "sage-grpo probe estimates the gradient's signal"),
     "rewards[].actors": (0, _ELSEWHERE),
     "rewards[].actor_gpus": (0.0, _ELSEWHERE),
     "rewards[].actor_cpus": (1.0, _ELSEWHERE),
+    "rewards[].isolate_failures": (None, "an async function is never called again for clips that failed"),
     "rewards[].standardize": ({}, "divide the weight by the std; a mean changes no advantage"),
 }
 """Removed options of training, with the value that switched them off (ANY: it changed no result) and the reason: files of

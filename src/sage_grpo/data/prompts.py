@@ -38,23 +38,22 @@ class Prompt:
     clips: tuple[Path, ...] = ()
     """Clips of it to learn from (data/examples.py): the better one and the worse, or one alone."""
     last_image: Path | None = None  # last frame, for models that go from one picture to another
-    source_video: Path | None = None  # the clip that rollouts start from, for video-to-video
 
     def __post_init__(self) -> None:
         check_prompt(self.text)
 
     @property
     def files(self) -> tuple[Path, ...]:
-        return tuple(file for file in (self.image, self.last_image, self.source_video) if file is not None)
+        return tuple(file for file in (self.image, self.last_image) if file is not None)
 
     def columns(self, *, absolute: bool = False) -> dict[str, Any]:
         """The same as columns of a prompt file; `absolute` writes absolute paths."""
-        files = {"image": self.image, "last_image": self.last_image, "source_video": self.source_video}
+        files = {"image": self.image, "last_image": self.last_image}
         return {name: str(file.absolute() if absolute else file) for name, file in files.items() if file is not None}
 
 
 def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt]:
-    """Read prompts: .txt (one a line, # comments), .csv (columns prompt, seed, image, last_image, source_video), .jsonl (the same keys) or .json (a
+    """Read prompts: .txt (one a line, # comments), .csv (columns prompt, seed, image, last_image), .jsonl (the same keys) or .json (a
     list of objects or strings, or an object from ids to them); or the name of a set of the package, "starter" or "starter_eval". Other columns become
     metadata for rewards. `names` are the known names that an error suggests."""
     if not str(source).strip():
@@ -67,11 +66,7 @@ def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt
         )
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path}: unknown kind of prompt file {path.suffix!r}; use .txt, .csv, .json or .jsonl.")
-    prompts = [prompt_of(row, where, path.parent) for where, row in rows_in(path)]
-    if not prompts:
-        raise ValueError(f"{path} holds no prompts.")
-    warn_of_near_misses({name for prompt in prompts for name in prompt.metadata}, str(path))
-    return prompts
+    return _whole([prompt_of(row, where, path.parent) for where, row in rows_in(path)], str(path))
 
 
 def rows_in(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -89,7 +84,19 @@ def rows_in(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if path.suffix == ".csv":
         yield from _csv_rows(text, path)
     elif path.suffix == ".json":
-        yield from _json_rows(text, path)
+        try:
+            document = parse_json(text, str(path))
+        except DocumentError as error:
+            raise ValueError(f"{error} One object a line is .jsonl.") from error
+        if not isinstance(document, dict | list):
+            raise ValueError(f"{path} must hold a list of prompts, or an object from ids to prompts.")
+        for number, value in enumerate(document, 1):
+            if isinstance(document, dict):
+                where = f"{path}, {value!r}"
+                yield where, {"id": value, **_row_of(document[value], where)}
+            else:
+                where = f"{path}, entry {number}"
+                yield where, _row_of(value, where)
     else:
         # A prompt may contain the other characters that `splitlines` splits at.
         for number, words in enumerate(map(str.strip, text.split("\n")), 1):
@@ -100,27 +107,13 @@ def rows_in(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield where, {"prompt": words}
 
 
-def _json_rows(text: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    try:
-        document = parse_json(text, str(path))
-    except DocumentError as error:
-        raise ValueError(f"{error} One object a line is .jsonl.") from error
-    if isinstance(document, dict):
-        for key, value in document.items():
-            yield f"{path}, {key!r}", {"id": key, **_row_of(value, f"{path}, {key!r}")}
-    elif isinstance(document, list):
-        for number, value in enumerate(document, 1):
-            yield f"{path}, entry {number}", _row_of(value, f"{path}, entry {number}")
-    else:
-        raise ValueError(f"{path} must hold a list of prompts, or an object from ids to prompts.")
-
-
 def _row_of(value: Any, where: str) -> dict[str, Any]:
     if isinstance(value, str):
         return {"prompt": value}
-    if not isinstance(value, dict):
-        raise ValueError(f"{where}: expected an object with a prompt, or a string, got {shown(value)}.")
-    return value
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where}: expected a text, or an object with a prompt, got {shown(value)}.")
+    # a data frame has NaN where there is no value
+    return {str(name): None if isinstance(one, float) and one != one else one for name, one in value.items()}
 
 
 def _csv_rows(text: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -165,31 +158,35 @@ def prompt_of(row: Mapping[str, Any], where: str, folder: Path) -> Prompt:
     except UnicodeEncodeError as error:
         raise ValueError(f"{where}: {text[:60]!a} is not text ({error.reason}). Save the file as UTF-8.") from error
     seed = row.get("seed")
+    if isinstance(seed, float) and seed.is_integer():  # of a data frame's column with gaps
+        seed = int(seed)
     try:
         number_or_none = None if seed in (None, "") else int(str(seed))
     except ValueError as error:
         raise ValueError(f"{where}: seed must be a whole number, got {seed!r}.") from error
     metadata = {name: value for name, value in row.items() if name not in (*COLUMNS, column)}
-    image, last, source = (
-        _file_of(row, names, where, folder)
-        for names in (("image", "ref_image_path"), ("last_image",), ("source_video",))
-    )
+    image, last = (_file_of(row, names, where, folder) for names in (("image", "ref_image_path"), ("last_image",)))
     if last is not None and image is None:
         raise ValueError(f"{where}: there is a last_image, {last}, but no image for the first frame.")
-    if source is not None and row.get("strength") not in (None, ""):
-        raise ValueError(
-            f"{where}: a strength beside a source_video is one number for the whole run, which fixes its noise levels: give it as model.options, and "
-            "leave the column out."
-        )
+    if row.get("source_video"):
+        raise ValueError(f"{where}: clips to start from (source_video) are not supported: leave the column out.")
     if row.get("conditions"):
         raise ValueError(
             f"{where}: pictures and clips at places of a clip (conditions) are not supported: a first frame is the column image, a last one last_image."
         )
-    return Prompt(text, number_or_none, image, MappingProxyType(metadata), last_image=last, source_video=source)
+    return Prompt(text, number_or_none, image, MappingProxyType(metadata), last_image=last)
 
 
 def _file_of(row: Mapping[str, Any], columns: Sequence[str], where: str, folder: Path) -> Path | None:
-    names = [str(row[name]) for name in columns if row.get(name)]
+    names = []
+    for column in columns:
+        value = row.get(column)
+        if isinstance(value, Mapping) and value.get("path"):  # of a dataset that does not decode files
+            value = value["path"]
+        if not isinstance(value, str | Path | None):
+            kind = type(value).__name__
+            raise ValueError(f"{where}: {column} must be the path of a file, got a {kind}: give its path.")
+        names += [str(value)] if value else []
     if not names:
         return None
     if len(set(names)) > 1:
@@ -201,12 +198,14 @@ def _file_of(row: Mapping[str, Any], columns: Sequence[str], where: str, folder:
     return file
 
 
-def warn_of_near_misses(names: set[str], what: str) -> None:
-    """Warn of metadata columns whose names are near known ones; any name is valid, so none is refused."""
-    for name in sorted(names.difference(ALSO_PROMPT)):
-        hint = did_you_mean(name, COLUMNS, 0.8)
-        if hint:
+def _whole(prompts: list[Prompt], what: str) -> list[Prompt]:
+    """The prompts, at least one; a warning of metadata columns whose names are near known ones, none of which is refused."""
+    if not prompts:
+        raise ValueError(f"{what} holds no prompts.")
+    for name in sorted({name for prompt in prompts for name in prompt.metadata}.difference(ALSO_PROMPT)):
+        if hint := did_you_mean(name, COLUMNS, 0.8):
             warnings.warn(f"{what}: column {name!r} is metadata for rewards.{hint}", UserWarning, stacklevel=3)
+    return prompts
 
 
 def too_few(asked: int, count: int, option: str = "evaluate.prompts") -> str:
@@ -271,8 +270,8 @@ Row = str | Mapping[str, Any] | Prompt  # A row that can become a prompt
 
 
 def prompts_of(rows: Iterable[Row] | Frame, what: str = "prompts") -> list[Prompt]:
-    """Every row as a prompt: a string, a mapping with the columns of a prompt file (`prompt`, and optionally `seed`, `image`, `last_image` and
-    `source_video`; others are metadata for rewards), or a Prompt. All rows are read now. `what` names them in errors."""
+    """Every row as a prompt: a string, a mapping with the columns of a prompt file (`prompt`, and optionally `seed`, `image` and `last_image`;
+    others are metadata for rewards), or a Prompt. All rows are read now. `what` names them in errors."""
     if isinstance(rows, (str, bytes, Path)):
         raise ValueError(f"{what} must be rows, got {str(rows)!r}: give a list, or name a file in the config.")
     if isinstance(rows, Mapping):
@@ -284,34 +283,8 @@ def prompts_of(rows: Iterable[Row] | Frame, what: str = "prompts") -> list[Promp
         given = iter(rows) if not isinstance(rows, Frame) else (dict(row) for _, row in rows.iterrows())
     except TypeError as error:
         raise ValueError(f"{what} must be rows, got a {type(rows).__name__}, which gives none.") from error
-    prompts = [_prompt(row, f"{what}, row {number}") for number, row in enumerate(given)]
-    if not prompts:
-        raise ValueError(f"{what}: there is no row.")
-    warn_of_near_misses({name for prompt in prompts for name in prompt.metadata}, what)
-    return prompts
-
-
-def _prompt(row: Any, where: str) -> Prompt:
-    if isinstance(row, Prompt):
-        return row
-    if isinstance(row, str):
-        row = {"prompt": row}
-    if not isinstance(row, Mapping):
-        raise ValueError(f"{where} is a {type(row).__name__}: give strings, mappings with a prompt, or Prompt objects.")
-    # a data frame has NaN where there is no value, and floats where a column of whole numbers has gaps
-    row = {str(name): None if isinstance(value, float) and value != value else value for name, value in row.items()}
-    seed = row.get("seed")
-    if isinstance(seed, float) and seed.is_integer():
-        row["seed"] = int(seed)
-    for name in ("image", "ref_image_path", "last_image", "source_video"):
-        row[name] = _path(row.get(name), name, where)
-    return prompt_of(row, where, Path())
-
-
-def _path(value: Any, name: str, where: str) -> str | None:
-    """The file of a picture or a clip. A dataset that does not decode them gives {"path": ..., "bytes": ...}."""
-    if isinstance(value, Mapping) and value.get("path"):
-        value = value["path"]
-    if isinstance(value, str | Path | None):
-        return None if value is None else str(value)
-    raise ValueError(f"{where}: {name} must be the path of a file, got a {type(value).__name__}: give its path.")
+    prompts = []
+    for number, row in enumerate(given):
+        where = f"{what}, row {number}"
+        prompts.append(row if isinstance(row, Prompt) else prompt_of(_row_of(row, where), where, Path()))
+    return _whole(prompts, what)

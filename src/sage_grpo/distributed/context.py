@@ -25,7 +25,7 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class SequenceParallel:
-    """This rank's part of every clip's tokens; the `SequenceSplit` of models."""
+    """This rank's part of every clip's tokens."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)

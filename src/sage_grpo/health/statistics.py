@@ -70,14 +70,9 @@ def appearance(small: Tensor, members: Sequence[Member], world: World) -> dict[s
     return describe(rows[order, 2:].reshape(-1, FRAMES, 3, SIDE, SIDE), rows[order, 0].long())
 
 
-def frames_seen(count: int) -> list[int]:
-    """The frames of a clip that `appearance` reads."""
-    return torch.linspace(0, max(0, count - 1), FRAMES).round().long().tolist()
-
-
 def thumbnails(videos: Tensor) -> Tensor:
     """uint8 N x F x H x W x 3 as float32 N x FRAMES x 3 x SIDE x SIDE in [0, 1]; few at once, because a clip is large."""
-    chosen = frames_seen(videos.shape[1])
+    chosen = torch.linspace(0, max(0, videos.shape[1] - 1), FRAMES).round().long().tolist()
     together = max(1, AT_ONCE // max(1, FRAMES * videos[0, :1].numel())) if len(videos) else 1
     small = [
         F.adaptive_avg_pool2d(clips[:, chosen].flatten(0, 1).permute(0, 3, 1, 2).float() / 255, SIDE).cpu()

@@ -6,15 +6,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from sage_grpo.distributed.context import SequenceParallel
 from sage_grpo.models import ModelError
 from sage_grpo.samplers.solvers import Solver
 from sage_grpo.types import Conditioning, Keep, Sound, VideoSpec
 
+T = TypeVar("T")
 Part = Literal["network", "text", "vae"]
 Progress = Callable[[int, int], None]  # called with (done, total)
 
@@ -95,27 +97,6 @@ class VelocityModel(Protocol):
         """Write files that diffusers loads: a LoRA, or a whole folder (`merged` folds a LoRA into it)."""
 
 
-class SequenceSplit(Protocol):
-    """One rank's part of the tokens (implemented by `sage_grpo.distributed.context.SequenceParallel`)."""
-
-    def check(self, heads: int) -> None:
-        """Raise unless the ranks can divide the heads."""
-
-    def counts(self, total: int) -> list[int]:
-        """Tokens of every rank."""
-
-    def split(self, tokens: Tensor, dim: int = 1) -> Tensor:
-        """This rank's tokens of all."""
-
-    def merge(self, tokens: Tensor, total: int) -> Tensor:
-        """All tokens (batch x tokens x channels) from every rank's."""
-
-    def attend(
-        self, attention: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, counts: list[int]
-    ) -> Tensor:
-        """Attention over all ranks' tokens for this rank's; batch x tokens x heads x channels. `counts` are the tokens of every rank."""
-
-
 @dataclass(frozen=True)
 class StateParts:
     """Shapes and places of the parts of a state, in order. The parts of a clip are denoised together and on one grid, so elementwise operations
@@ -156,18 +137,6 @@ class ClipEncoder(Protocol):
         """A key, equal where equal clips give equal latents; cached latents are stored by it."""
 
 
-class ClipStart(Protocol):
-    """A start from a clip instead of pure noise; the model's grid then begins at the level that the clip is noised to."""
-
-    @property
-    def strength(self) -> float:
-        """Share of the steps from pure noise that grids keep, their last ones."""
-
-    def source(self, key: str, clip: Callable[[], Tensor]) -> Tensor:
-        """The latents, on the CPU, of a clip to start from: uint8 F x H x W x 3 of the model's format, called only if no latents of this key
-        are cached."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Abilities:
     """Everything that a model may be able to do beyond VelocityModel, as its attribute `abilities`; None is not at all."""
@@ -180,21 +149,16 @@ class Abilities:
     """Index of the network that predicts the velocity at a noise level: 0 the one for the highest noise, 1 the other."""
     branches: Callable[[float, float | None], int] | None = None
     """Forward passes of one velocity at (sigma, guidance): two where guidance runs the negative prompt as well. None: always one."""
-    """The passes of guidance one by one."""
     solver: Callable[[int, float | None], Solver] | None = None
     """(number of steps, shift) to the checkpoint's own solver, fresh for one sampling."""
     pixels: Callable[[Tensor, Sequence[int] | None], Tensor] | None = None
     """(latents, or some neighbouring frames of them; frames) to float clips B x F x H x W x 3 in [0, 255] with a graph; `decode` rounds them.
     Only `frames`, in order, need be right; None is all."""
-    decode_frames: Callable[[Tensor, Sequence[int]], Tensor] | None = None
-    """(latents, frames in order) to `decode(latents)[:, frames]`, to the bit, for less than all of them."""
     sound: Callable[[Tensor], Sound] | None = None
     """Latents to the sound of their clips."""
     encoder: ClipEncoder | None = None
     """The encoder of clips."""
-    start: ClipStart | None = None
-    """The start from a clip; None starts from noise."""
-    split_sequence: Callable[[SequenceSplit], None] | None = None
+    split_sequence: Callable[[SequenceParallel], None] | None = None
     """From now on run only this rank's part of every clip's tokens."""
 
 
@@ -209,24 +173,18 @@ def network_of(model: VelocityModel) -> Callable[[float], int]:
 
 
 def pixels_of(model: VelocityModel) -> Callable[[Tensor, Sequence[int] | None], Tensor]:
-    """`Abilities.pixels`; ModelError if the model has none."""
-    pixels = abilities(model).pixels
-    if pixels is None:
-        raise ModelError(
-            f"objective.kind gradient needs a model whose clips have a gradient, and {type(model).__name__} has no ability `pixels(latents, frames)` "
-            "(docs/extending.md)."
-        )
-    return pixels
+    need = "objective.kind gradient needs a model whose clips have a gradient"
+    return _needed(model, abilities(model).pixels, "pixels(latents, frames)", need)
 
 
 def encoder_of(model: VelocityModel) -> ClipEncoder:
-    """`Abilities.encoder`; ModelError if the model has none."""
-    encoder = abilities(model).encoder
-    if encoder is None:
-        raise ModelError(
-            f"data.clips needs a model that makes latents of clips, and {type(model).__name__} has no ability `encoder` (docs/extending.md)."
-        )
-    return encoder
+    return _needed(model, abilities(model).encoder, "encoder", "data.clips needs a model that makes latents of clips")
+
+
+def _needed(model: VelocityModel, ability: T | None, name: str, need: str) -> T:
+    if ability is None:
+        raise ModelError(f"{need}, and {type(model).__name__} has no ability `{name}` (docs/extending.md).")
+    return ability
 
 
 def sound_of(model: VelocityModel, latents: Tensor) -> Sound | None:

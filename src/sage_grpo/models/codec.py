@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -38,13 +38,13 @@ class Codec:
         """The VAE's encoding of pixels B x 3 x frames x H x W in [-1, 1]: the mode of its distribution, before any scaling."""
         return self.vae.encode(pixels).latent_dist.mode()
 
-    def decode(self, latents: Tensor, frames: Sequence[int] | None = None, progress: Progress | None = None) -> Tensor:
+    def decode(self, latents: Tensor, progress: Progress | None = None) -> Tensor:
         self.model.check_latents(latents)
         clips = []
         with torch.no_grad():
             for part in latents.split(1 if self.model.spec.vae_slicing else max(1, len(latents))):
                 z = self.to_vae(part.to(device=self.model.places["vae"], dtype=self.vae.dtype))
-                clips.append(to_uint8(self.chunks(z), frames, self.model.modules("vae")))
+                clips.append(to_uint8(self.chunks(z), self.model.modules("vae")))
                 if progress is not None:
                     progress(sum(map(len, clips)), len(latents))
         return torch.cat(clips)
@@ -98,19 +98,3 @@ class WanCodec(Codec):
     def chunks(self, z: Tensor) -> Iterable[Tensor]:
         in_turn = type(self.vae).__name__ == "AutoencoderKLWan" and not self.vae.use_tiling
         return wan_pixels(self.vae, z) if in_turn else super().chunks(z)
-
-
-class Start:
-    """A start from a clip, for the pipelines that have a strength."""
-
-    def __init__(self, model: Any, strength: float) -> None:
-        self.model, self.strength = model, strength
-
-    def source(self, key: str, clip: Callable[[], Tensor]) -> Tensor:
-        codec, sources = self.model.codec, self.model.sources
-        parts = ("source", codec.key(), key)
-        latents = sources.get(parts)
-        if latents is None:
-            latents = self.model.cache.get(parts, lambda: {"source": codec.to_latents(clip()[None])[0]})["source"]
-        sources[parts] = latents
-        return latents

@@ -65,7 +65,9 @@ def cpu() -> Hardware:
     core = Rates(**_table()["core"])
     all_cores = {name: cores * getattr(core, name) for name in ("attention", "products", "bandwidth")}
     rates = replace(core, **all_cores, launch=core.launch / cores)
-    origin = f"{cores} core(s) like the one that was measured (docs/speed.md); others differ by a factor of two or three"
+    origin = (
+        f"{cores} core(s) like the one that was measured (docs/speed.md); others differ by a factor of two or three"
+    )
     return Hardware(title="CPU", gib=gib, rates=rates, origin=origin)
 
 

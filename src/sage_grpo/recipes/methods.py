@@ -8,9 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sage_grpo.objectives.advantage import Scale
-from sage_grpo.objectives.kl_control import KlCoefficient
 from sage_grpo.objectives.options import ObjectiveSpec
-from sage_grpo.objectives.trust_region import TrustRegion
+from sage_grpo.objectives.trust_region import KlCoefficient, TrustRegion
 from sage_grpo.recipes.targets import using
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.windows import Window
@@ -130,14 +129,14 @@ def branch_long(config: TrainConfig) -> TrainConfig:
     options = {
         "iterations": 236,
         "batch.prompts": 24,
-        # Where one step explores, the later ones get worse (research/results/where.md), so some prompts explore those. Two second-order steps after the
-        # branch train as well as three Euler steps, with fewer network evaluations; one before it instead of two costs a little (research/results/after.md).
+        # Where one step explores, the later ones get worse (research/results/samplers.md), so some prompts explore those. Two second-order steps after the
+        # branch train as well as three Euler steps, with fewer network evaluations; one before it instead of two costs a little (research/results/samplers.md).
         "rollout.window": _later(config.rollout.steps),
         **{"rollout.solver": "ab2", "rollout.before_steps": third, "rollout.after_steps": third},
         # The noise of its steps limits a long run: more prompts and a falling rate both lower it, and a start at twice the rate makes up
-        # for the fall. Where one step explores, that start loses visual quality in some seeds, also with 32 prompts (research/results/distance.md).
+        # for the fall. Where one step explores, that start loses visual quality in some seeds, also with 32 prompts (research/results/long_runs.md).
         **{"optimizer.lr": 2 * config.optimizer.lr, "optimizer.decay": "linear"},
-        # Some seeds lose a part of the reward in between. Rolling back saved one of eight with 16 prompts (research/results/distance.md);
+        # Some seeds lose a part of the reward in between. Rolling back saved one of eight with 16 prompts (research/results/long_runs.md);
         # its effect with these settings is not measured.
         "sentinel.action": "rollback",
     }

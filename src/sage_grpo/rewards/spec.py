@@ -74,8 +74,6 @@ class RewardSpec:
     """Device on which the reward stays loaded ("cuda:1"); empty shares the run's device."""
     overlap: Speed[bool] = False
     """Score in a separate thread, in parallel with other rewards; for rewards that wait for a network."""
-    isolate_failures: Speed[bool | None] = None
-    """After an exception, retry clip by clip. Default: only for rewards that run locally."""
     try_out: Speed[bool] = True
     """Test the reward with a small clip before training starts."""
 

@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.data.examples import content_hash, fitted
 from sage_grpo.data.groups import Member, MicroBatch
-from sage_grpo.data.prompts import Prompt, PromptStream, look_ahead
+from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.world import World
-from sage_grpo.health.statistics import frames_seen, thumbnails
-from sage_grpo.models.base import VelocityModel, abilities, encoder_of, network_of, pixels_of, sound_of
-from sage_grpo.models.checkpoints.cache import EncodingCache
+from sage_grpo.health.statistics import thumbnails
+from sage_grpo.models.base import VelocityModel, abilities, network_of, pixels_of, sound_of
 from sage_grpo.models.policy import Policy
 from sage_grpo.rewards.base import AsyncScoring, CompositeReward
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.inputs import conditions_of
+from sage_grpo.training.inputs import LATENTS, Encoder, conditions_of
 from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.loss import needs_velocity_old
 from sage_grpo.training.offload import VaeMover
+from sage_grpo.training.parts import parts_of
 from sage_grpo.training.plan import Group, Plan, Replay
-from sage_grpo.training.planner import Planner, parts_of
+from sage_grpo.training.planner import Planner
 from sage_grpo.training.reference import PastWeights
-from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage
-from sage_grpo.training.scoring import ScoredClips, Scores, metadata_of, no_clips, score_here
-from sage_grpo.types import Conditioning, Sound, VideoSpec
+from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage, learned
+from sage_grpo.training.scoring import ScoredClips, Scores, black_clips, metadata_of, score_here
+from sage_grpo.types import Conditioning, Sound
 from sage_grpo.utils.clock import Clock
-from sage_grpo.utils.video import read_video
 
 Conditions = Mapping[int, Conditioning]
 """Conditionings of groups, by their index."""
@@ -130,12 +126,8 @@ class RolloutEngine:
 
     def replayed(self, plan: Plan, replay: Replay, conditions: Conditions) -> tuple[Policy, tuple[Conditioning, ...]]:
         groups = [member.group for member in replay.members]
-        first = plan.groups[groups[0]]
-        policy = self.policy(first)
-        if first.levels is not None:
-            policy = replace(policy, kernel=first.levels.kernel, schedule=first.levels.schedule)
-        rows = dict.fromkeys(groups) if replay.shared else groups
-        return policy, tuple(conditions[group] for group in rows)
+        first, rows = plan.groups[groups[0]], dict.fromkeys(groups) if replay.shared else groups
+        return learned(self.policy(first), first), tuple(conditions[group] for group in rows)
 
     def judge(self, rollout: Rollout, plan: Plan, *, whole: bool = True) -> ScoredClips:
         """Decode and score this process's clips; `whole` decodes all frames, for observers that need full clips."""
@@ -151,21 +143,24 @@ class RolloutEngine:
     def decode(
         self, rollout: Rollout, early: AsyncScoring | None = None, prompts: Sequence[Prompt] = (), *, whole: bool = True
     ) -> Tensor:
-        """The clips that this process scores, uint8; unless `whole`, only the frames that rewards and sentinel read. Asynchronous rewards
+        """The clips that this process scores, uint8; black where nothing reads them and they are not wanted `whole`. Asynchronous rewards
         (`early`) get each micro-batch as soon as it is decoded."""
         mine = self._mine(rollout)
         tick = self.clock.ticker(len(mine))
-        frames = None if whole else frames_needed(self.model, self.reward)
-        clips = DecodedClips(self.model, frames, sum(len(latents) for _, latents in mine))
-        with self.vae.decoding() if frames != [] else nullcontext():
+        read = whole or self.reward.reads_clips
+        videos, done = black_clips(self.model.video, sum(len(latents) for _, latents in mine)), 0
+        with self.vae.decoding() if read else nullcontext():
             for batch, latents in mine:
-                decoded = clips.add(latents)
+                decoded = videos[done : done + len(latents)]
+                done += len(latents)
+                if read:
+                    decoded[:] = self.model.decode(latents)
                 if early is not None:
                     shown = [prompts[member.group] for member in batch.members]
                     texts, metadata = [prompt.text for prompt in shown], [metadata_of(prompt) for prompt in shown]
                     early.add(decoded, texts, metadata, latents)
                 tick()
-        return clips.videos
+        return videos
 
     def latents(self, rollout: Rollout) -> Tensor | None:
         mine = self._mine(rollout)
@@ -199,13 +194,18 @@ class RolloutEngine:
         """The gradient of the reward at the latents of every clip, by micro-batch. Clips go one at a time, because a decoder's graph is large,
         unless they are decoded in batches."""
         tick = self.clock.ticker(sum(len(batch.members) for batch, _ in rollout.latents))
-        signals, fps, pixels = {}, self.model.video.fps, partial(pixels_read, self.model, self.reward)
+        signals, video = {}, self.model.video
         together = 1 if self.config.model.vae_slicing else self.config.batch.micro_batch
+        read = self.reward.frames_read(video.frames, video.fps)
+
+        def pixels(latents: Tensor) -> Tensor:
+            return pixels_of(self.model)(latents, read)
+
         with self.vae.decoding() if self.reward.learns_from_clips else nullcontext():
             for batch, latents in rollout.latents:
                 rows, prompt = [], plan.group_of(batch).prompt
                 for some in latents.split(together):
-                    rows.append(self.reward.gradient(some, pixels, prompt.text, fps, metadata_of(prompt)))
+                    rows.append(self.reward.gradient(some, pixels, prompt.text, video.fps, metadata_of(prompt)))
                     for _ in some:
                         tick()
                 signals[batch.members] = torch.cat(rows).to(torch.float32)
@@ -219,111 +219,3 @@ class RolloutEngine:
             return []
         batches = plan.batches(self.world.rank)
         return [member for place in self.world.mine(len(batches)) for member in batches[place].members]
-
-
-class EncodeAhead:
-    """Encodes this rank's prompts of the iterations up to `data.encode_ahead`, and the held-out ones, so that text encoders leave the memory."""
-
-    def __init__(self, engine: RolloutEngine, held_out: Sequence[Prompt]) -> None:
-        self.engine, self.held_out = engine, held_out[: engine.config.evaluate.prompts]
-        self.encoded: dict[Prompt, Conditioning] = {}
-        """The model itself keeps no conditionings in memory."""
-        self.until = 0
-        """Iteration up to which prompts are encoded."""
-
-    def run(self, stream: PromptStream, iteration: int) -> None:
-        engine, config, planner = self.engine, self.engine.config, self.engine.planner
-        later = 1 + config.rollout.staleness
-        if self.until >= min(config.iterations, iteration + later):
-            return
-        coming = PromptStream(stream.prompts, config.seed)
-        coming.position = stream.position
-        batches = (coming.take(config.batch.prompts) for _ in range(iteration, config.iterations))
-        places = [planner.places(rank) for rank in range(engine.world.size)]
-        least = later * config.batch.prompts if later > 1 else 0
-        near = look_ahead(batches, places, max(config.data.encode_ahead, least))
-        training = [batch[place] for batch in near for place in places[engine.world.rank]]
-        prompts = list(dict.fromkeys([*training, *self.held_out]))
-        with engine.clock("encode"):
-            tick = engine.clock.ticker(len(prompts))
-            self.encoded = {prompt: self.encoded[prompt] for prompt in prompts if prompt in self.encoded}
-            for prompt in prompts:
-                if prompt not in self.encoded:
-                    (self.encoded[prompt],) = conditions_of(engine.model, [prompt])
-                tick()
-        engine.model.unload_text()
-        self.until = iteration + len(near)
-
-
-def frames_needed(model: VelocityModel, reward: CompositeReward) -> list[int] | None:
-    """Frames of a clip that a reward or the sentinel reads; None is all. Empty where all rewards read latents."""
-    if not reward.reads_clips:
-        return []
-    video = model.video
-    read = reward.frames_read(video.frames, video.fps) if abilities(model).decode_frames else None
-    return None if read is None else sorted({*read, *frames_seen(video.frames)})
-
-
-def pixels_read(model: VelocityModel, reward: CompositeReward, latents: Tensor) -> Tensor:
-    """Latents to float clips with a graph, exact at the frames that counting rewards read."""
-    return pixels_of(model)(latents, reward.frames_read(model.video.frames, model.video.fps, counting=True))
-
-
-class DecodedClips:
-    """The clips of one process, decoded one micro-batch at a time; with `frames` all others are black."""
-
-    def __init__(self, model: VelocityModel, frames: Sequence[int] | None, count: int) -> None:
-        """count: clips of all micro-batches together."""
-        self.model, self.frames, self.done = model, frames, 0
-        self._whole: list[Tensor] = []
-        self._sparse = None if frames is None else black_clips(count, model.video)
-
-    def add(self, latents: Tensor) -> Tensor:
-        if self._sparse is None:
-            self._whole.append(self.model.decode(latents))
-            return self._whole[-1]
-        clips = self._sparse[self.done : self.done + len(latents)]
-        decode = abilities(self.model).decode_frames
-        if self.frames and decode is not None:
-            clips[:, list(self.frames)] = decode(latents, self.frames)
-        self.done += len(latents)
-        return clips
-
-    @property
-    def videos(self) -> Tensor:
-        if self._sparse is not None:
-            return self._sparse
-        return torch.cat(self._whole) if self._whole else no_clips(self.model.video)
-
-
-def black_clips(count: int, video: VideoSpec) -> Tensor:
-    """Black clips to write frames into. Frames that are never written take no memory: NumPy allocates zeros lazily,
-    PyTorch would write them."""
-    return torch.from_numpy(np.zeros((count, video.frames, video.height, video.width, 3), dtype=np.uint8))
-
-
-LATENTS = "latents"
-"""Folder of a run's encoded clips."""
-
-
-class Encoder:
-    """Latents of clip files in the model's format, cached by content of the file, format and VAE."""
-
-    def __init__(self, model: VelocityModel, folder: Path, placed: Callable[[], AbstractContextManager[None]]) -> None:
-        """placed: context inside which the VAE is on the model's device."""
-        self.model, self.placed = model, placed
-        self._cache = EncodingCache(folder, encoder_of(model).key(), "Encoded clips")
-
-    def __call__(self, file: Path) -> Tensor:
-        """Latents of one clip on the CPU."""
-        key = content_hash(file), str(self.model.video)
-        return self._cache.get(key, lambda: {"latents": self._encode(file)})["latents"]
-
-    def _encode(self, file: Path) -> Tensor:
-        clip, fps = read_video(file)
-        try:
-            clip = fitted(clip, fps, self.model.video)
-        except ValueError as error:  # the header promised more
-            raise ValueError(f"{file} is {error}. Take its row out of data.clips.") from error
-        with self.placed():
-            return encoder_of(self.model).to_latents(clip[None])[0]

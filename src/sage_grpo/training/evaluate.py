@@ -15,12 +15,12 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.world import World
 from sage_grpo.models.base import VelocityModel, sound_of
 from sage_grpo.models.distilled import USUAL
-from sage_grpo.models.policy import build_solver, solve, started
+from sage_grpo.models.policy import build_solver, solve
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.training.config import EvalConfig
 from sage_grpo.training.inputs import conditions_of
-from sage_grpo.training.scoring import Scores, check_groups, no_clips, score_here
+from sage_grpo.training.scoring import Scores, black_clips, check_groups, score_here
 from sage_grpo.types import Conditioning, Sound
 
 
@@ -70,14 +70,13 @@ def evaluate(
     for number, batch in enumerate(share):
         noise = torch.stack([_start(model.latent_shape(), m, prompts[m.group], config.seed) for m in batch.members])
         own = [conditions[member.group] for member in batch.members]
-        x = started(noise.to(model.device), model.sigmas(steps)[0], own)
-        latents = solve(model, build_solver(model, config.solver, steps), x, own)
+        latents = solve(model, build_solver(model, config.solver, steps), noise.to(model.device), own)
         if number in decoded:
             made += zip(batch.members, model.decode(latents), latents)
         progress(number + 1, len(share))
     made.sort(key=lambda one: (one[0].group, one[0].index))
     shown = [prompts[member.group] for member, _, _ in made]
-    videos = torch.stack([clip for _, clip, _ in made]) if made else no_clips(model.video)
+    videos = torch.stack([clip for _, clip, _ in made]) if made else black_clips(model.video)
     mine = [member for member, _, _ in made]
     sampled = torch.stack([latents for _, _, latents in made]) if made else None
     sound = None if sampled is None else sound_of(model, sampled)

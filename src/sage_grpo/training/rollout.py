@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from sage_grpo.data.groups import Member, MicroBatch
-from sage_grpo.models.policy import Policy, Step, started
+from sage_grpo.models.policy import Policy, Step
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.path import interpolate, velocity
 from sage_grpo.samplers.solvers import Rule, Stepper
@@ -35,24 +35,6 @@ class Record:
     log_prob_old: Tensor | None
     """Log-probability of the step taken, one value per member. At a fresh noise level the rollout made no pass: None,
     as `v_old`, if the live policy is the rollout's."""
-
-
-@dataclass(frozen=True)
-class SavedRecord:
-    """The parts of a record that cannot be recomputed, in CPU memory, for sending."""
-
-    x: Tensor
-    x_next: Tensor
-    v_old: Tensor | None
-    log_prob_old: Tensor | None
-
-    @classmethod
-    def of(cls, record: Record) -> SavedRecord:
-        rows = (getattr(record, one.name) for one in fields(cls))
-        return cls(*(None if own is None else to_storage(own, torch.device("cpu")) for own in rows))  # type: ignore[arg-type]
-
-    def record(self, policy: Policy, conditions: tuple[Conditioning, ...]) -> Record:
-        return Record(policy, conditions, self.x, self.x_next, self.v_old, self.log_prob_old)
 
 
 @dataclass(frozen=True)
@@ -115,80 +97,92 @@ class NoiseKeys:
         return self.step(keyed, level, shape, "fresh")
 
 
+def learned(policy: Policy, group: Group) -> Policy:
+    """The policy that updates replay: at the fresh noise levels of a group that has some."""
+    levels = group.levels
+    return policy if levels is None else replace(policy, kernel=levels.kernel, schedule=levels.schedule)
+
+
+@dataclass
 class Sampler:
     """Executes one rank's part of a plan."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        rank: int,
-        policies: Callable[[Group], Policy],
-        conditions: Mapping[int, Conditioning],
-        *,
-        keys: NoiseKeys,
-        storage: Storage,
-        solver: Rule = "euler",
-        examples: Callable[[Member], Tensor] | None = None,
-        progress: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.plan, self.rank, self.policies, self.conditions = plan, rank, policies, conditions
-        self.keys, self.storage, self.solver, self.progress = keys, storage, solver, progress
+    plan: Plan
+    rank: int
+    policies: Callable[[Group], Policy]
+    conditions: Mapping[int, Conditioning]
+    _: KW_ONLY
+    keys: NoiseKeys
+    storage: Storage
+    solver: Rule = "euler"
+    examples: Callable[[Member], Tensor] | None = None
+    """Latents of given clips, in place of sampling."""
+    progress: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        plan, rank = self.plan, self.rank
         self.wanted = {replay for update in range(plan.updates) for replay in plan.replayable(rank, update)}
         self.kl_replays = plan.kl_replays(rank)
         self.result = Rollout()
-        self.examples = examples
-        """Latents of given clips, in place of sampling."""
-        self._forked: dict[Member, Tensor] = {}
+        self.forked: dict[Member, Tensor] = {}
         """States of members at their first own step."""
 
     @torch.no_grad()
     def run(self) -> Rollout:
         """Sample all clips from noise to latents, or take given ones; then record those that are learned at fresh levels."""
-        paths = [_Members(self, batch) for batch in self.plan.batches(self.rank)]
+        batches = self.plan.batches(self.rank)
+        walks = [
+            _Walk(self, self.plan.group_of(batch), batch.members, batch.members, shared=False) for batch in batches
+        ]
         if self.examples is None:
-            self._sample(paths)
+            self._sample(walks)
         else:
-            for path in paths:
-                rows = torch.stack([self.examples(member) for member in path.batch.members])
-                path.x = self.storage.rounded(to_device(rows, path.policy.model.device))
-        self.result.latents.extend((path.batch, path.x) for path in paths)
-        self._renoise(paths)
+            for walk in walks:
+                rows = torch.stack([self.examples(member) for member in walk.members])
+                walk.x = self.storage.rounded(to_device(rows, walk.policy.model.device))
+        self.result.latents.extend((batch, walk.x) for batch, walk in zip(batches, walks))
+        self._renoise(walks)
         settle(self.policies(self.plan.groups[0]).model.device)
         return self.result
 
-    def _sample(self, paths: Sequence[_Members]) -> None:
+    def _sample(self, clips: Sequence[_Walk]) -> None:
         """Run all steps of all clips, first those of the network for high noise: a sharded network needs all ranks."""
-        prefixes = [_SharedPrefix(self, groups) for groups in self.plan.prefixes(self.rank)]
+        walks, own = [], self.plan.members(self.rank)
+        for groups in self.plan.prefixes(self.rank):
+            first = [own[group.index][0] for group in groups]
+            members = tuple(member for group in groups for member in own[group.index])
+            walks.append(_Walk(self, groups[0], first, members, shared=True))
         idle = Lockstep(self.plan).idle_passes(self.rank)
-        walks: list[_SharedPrefix | _Members] = [*prefixes, *paths]
         for network in (0, 1):
-            for walk in walks:
-                while walk.ready() and self.plan.network(walk.sigma()) == network:
+            for walk in [*walks, *clips]:
+                while walk.ready() and self.plan.network(walk.policy.sigma(walk.index)) == network:
                     walk.step()
             if idle[network]:
                 self._idle(network, idle[network])
 
-    def _renoise(self, paths: Sequence[_Members]) -> None:
+    def _renoise(self, walks: Sequence[_Walk]) -> None:
         """Record clean clips at fresh noise levels, if the plan learns there."""
         clean = {
-            path.batch.members: path
-            for path in paths
-            if path.group.levels is not None and not path.group.levels.visited
+            walk.members: walk for walk in walks if walk.group.levels is not None and not walk.group.levels.visited
         }
         for replay in sorted(self.wanted, key=lambda replay: replay.step) if clean else ():
-            path = clean[replay.members]
-            levels, x0 = path.group.levels, path.x
-            assert levels is not None
-            policy = replace(path.policy, kernel=levels.kernel, schedule=levels.schedule)
+            walk = clean[replay.members]
+            x0, sigma = walk.x, walk.group.sigma(replay.step)
             eps = to_device(self.keys.fresh(replay.members, replay.step, tuple(x0.shape[1:])), x0.device)
-            self.result.records[replay] = Record(
-                policy=policy,
-                conditions=path.conditions,
-                x=self.storage.stored(interpolate(x0, eps, policy.sigma(replay.step))),
-                x_next=self.storage.stored(velocity(x0, eps)),
-                v_old=None,
-                log_prob_old=None,
-            )
+            x, x_next = interpolate(x0, eps, sigma), velocity(x0, eps)
+            self._record(walk, replay, self.storage.stored(x), self.storage.stored(x_next))
+
+    def _record(
+        self,
+        walk: _Walk,
+        replay: Replay,
+        x: Tensor,
+        x_next: Tensor,
+        v_old: Tensor | None = None,
+        log_prob: Tensor | None = None,
+    ) -> None:
+        policy = learned(walk.policy, walk.group)
+        self.result.records[replay] = Record(policy, walk.conditions, x, x_next, v_old, log_prob)
 
     def _idle(self, network: int, passes: int) -> None:
         batch = self.plan.batches(self.rank)[0]
@@ -204,120 +198,71 @@ class Sampler:
         model = self.policies(group).model
         shape = model.latent_shape()
         rows = [self.keys.start(self.plan.groups[m.group], m, shape) for m in members]
-        noise = to_device(torch.stack(rows), model.device)
-        return self.storage.rounded(
-            started(noise, group.schedule.sigmas[0], [self.conditions[m.group] for m in members])
-        )
+        return self.storage.rounded(to_device(torch.stack(rows), model.device))
 
-    def visit(self, walk: _Members, step: Step) -> None:
+    def visit(self, walk: _Walk, step: Step) -> None:
+        """Record a deterministic step that is learned."""
         levels = walk.group.levels
         if levels is None or not levels.visited or walk.index not in levels.labels:
             return
-        replay = Replay(levels.labels.index(walk.index), walk.batch.members, shared=False)
+        replay = Replay(levels.labels.index(walk.index), walk.members, shared=False)
         if replay in self.wanted:
-            policy = replace(walk.policy, kernel=levels.kernel, schedule=levels.schedule)
-            law = policy.at(replay.step, walk.x, step.velocity).gaussian
-            self.result.records[replay] = Record(
-                policy=policy,
-                conditions=walk.conditions,
-                x=self.storage.stored(walk.x),
-                x_next=self.storage.stored(step.velocity),
-                v_old=None,
-                log_prob_old=law.log_prob(self.storage.rounded(step.velocity)),
-            )
+            law = learned(walk.policy, walk.group).at(replay.step, walk.x, step.velocity).gaussian
+            x, x_next = self.storage.stored(walk.x), self.storage.stored(step.velocity)
+            log_prob = law.log_prob(self.storage.rounded(step.velocity))
+            self._record(walk, replay, x, x_next, log_prob=log_prob)
 
-    def explore(self, walk: _SharedPrefix | _Members, replay: Replay, step: Step) -> Tensor:
-        policy, storage = walk.policy, self.storage
-        law = step.gaussian.expand(len(replay.members))
+    def explore(self, walk: _Walk, step: Step) -> Tensor:
+        """Sample a step with noise, and record it."""
+        storage, replay = self.storage, Replay(walk.index, walk.members, walk.shared)
+        law = step.gaussian.expand(len(walk.members))
         # Drawn on the CPU while the device still computes the velocity.
-        noise = self.keys.step(replay.members, walk.group.label(replay.step), policy.model.latent_shape())
+        noise = self.keys.step(walk.members, walk.group.label(replay.step), walk.policy.model.latent_shape())
         x_next = storage.rounded(law.sample(to_device(noise, walk.x.device)))
         before, walk.stored = walk.stored, None
         if replay in self.wanted:
             walk.stored = storage.stored(x_next)
-            self.result.records[replay] = Record(
-                policy=policy,
-                conditions=walk.conditions,
-                x=storage.stored(walk.x) if before is None else before,
-                x_next=walk.stored,
-                v_old=to_storage(step.velocity, storage.device)
-                if storage.velocities or replay in self.kl_replays
-                else None,
-                log_prob_old=law.log_prob(x_next),
-            )
+            x = storage.stored(walk.x) if before is None else before
+            keeps = storage.velocities or replay in self.kl_replays
+            v_old = to_storage(step.velocity, storage.device) if keeps else None
+            self._record(walk, replay, x, walk.stored, v_old, law.log_prob(x_next))
         return x_next
 
 
 class _Walk:
-    """Samples clips from noise to data, one step after another."""
+    """Takes clips from noise to data, one step after another: the prefix that groups share until their members branch at the first exploring
+    step (one row per group), or the steps of a micro-batch after that."""
 
-    def __init__(self, sampler: Sampler, group: Group, conditions: Iterable[Conditioning], index: int) -> None:
-        self.sampler, self.group, self.conditions, self.index = sampler, group, tuple(conditions), index
+    def __init__(
+        self, sampler: Sampler, group: Group, rows: Sequence[Member], members: tuple[Member, ...], *, shared: bool
+    ) -> None:
+        self.sampler, self.group, self.rows, self.members, self.shared = sampler, group, rows, members, shared
+        self.conditions = tuple(sampler.conditions[member.group] for member in rows)
         self.policy, self.stepper = sampler.policies(group), Stepper(sampler.solver)
+        self.index = 0 if shared else group.branch
+        self.stop = group.branch if shared else self.policy.schedule.num_steps
+        self.branched = group.shared and not shared
         self.x = torch.empty(0)
         """The states, created at the first step, so that noise is drawn while the device computes other clips."""
         self.stored: Tensor | None = None
         """`x` as stored by the step before, if it was."""
 
-    def sigma(self) -> float:
-        return self.policy.sigma(self.index)
+    def ready(self) -> bool:
+        return self.index < self.stop and (not self.branched or self.members[0] in self.sampler.forked)
 
-    def law(self) -> Step:
+    def step(self) -> None:
+        sampler = self.sampler
+        if not len(self.x):
+            forked = [sampler.forked[member] for member in self.members] if self.branched else []
+            self.x = torch.stack(forked) if forked else sampler.start(self.group, self.rows)
         step = self.policy.step(self.index, self.x, self.conditions)
-        self.sampler.progress()
-        return step
-
-    def drift(self, step: Step) -> Tensor:
-        x_next = self.stepper(step.gaussian.mean, step.velocity, *self.policy.sigmas(self.index))
-        return self.sampler.storage.rounded(x_next)
-
-
-class _SharedPrefix(_Walk):
-    """The shared prefix of batched groups: one row per group until its members branch at the first exploring step."""
-
-    def __init__(self, sampler: Sampler, groups: tuple[Group, ...]) -> None:
-        super().__init__(sampler, groups[0], (sampler.conditions[group.index] for group in groups), index=0)
-        mine = sampler.plan.members(sampler.rank)
-        self.members = tuple(member for group in groups for member in mine[group.index])
-        self.first = [mine[group.index][0] for group in groups]
-
-    def ready(self) -> bool:
-        return self.index < self.group.branch
-
-    def step(self) -> None:
-        if not len(self.x):
-            self.x = self.sampler.start(self.group, self.first)
-        step = self.law()
-        if self.policy.is_noisy(self.index):
-            rows = self.sampler.explore(self, Replay(self.index, self.members, shared=True), step)
-            self.sampler._forked |= dict(zip(self.members, rows))
+        sampler.progress()
+        if not self.policy.is_noisy(self.index):
+            sampler.visit(self, step)
+            x_next = self.stepper(step.gaussian.mean, step.velocity, *self.policy.sigmas(self.index))
+            self.x, self.stored = sampler.storage.rounded(x_next), None
+        elif self.shared:
+            sampler.forked |= dict(zip(self.members, sampler.explore(self, step)))
         else:
-            self.x = self.drift(step)
-        self.index += 1
-
-
-class _Members(_Walk):
-    """The steps of a micro-batch's members after they branch."""
-
-    def __init__(self, sampler: Sampler, batch: MicroBatch) -> None:
-        group = sampler.plan.group_of(batch)
-        super().__init__(sampler, group, (sampler.conditions[member.group] for member in batch.members), group.branch)
-        self.batch = batch
-
-    def ready(self) -> bool:
-        parted = not self.group.shared or self.batch.members[0] in self.sampler._forked
-        return parted and self.index < self.policy.schedule.num_steps
-
-    def step(self) -> None:
-        members, forked = self.batch.members, self.sampler._forked
-        if not len(self.x):
-            shared = self.group.shared
-            self.x = torch.stack([forked[m] for m in members]) if shared else self.sampler.start(self.group, members)
-        step = self.law()
-        if self.policy.is_noisy(self.index):
-            self.x = self.sampler.explore(self, Replay(self.index, members, shared=False), step)
-            self.stepper = Stepper(self.sampler.solver)
-        else:
-            self.sampler.visit(self, step)
-            self.x, self.stored = self.drift(step), None
+            self.x, self.stepper = sampler.explore(self, step), Stepper(sampler.solver)
         self.index += 1

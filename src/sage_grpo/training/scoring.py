@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,11 +23,7 @@ from sage_grpo.training.config import AdvantageConfig, TrainConfig
 from sage_grpo.types import Reward, Sound, VideoSpec
 
 
-def compose(
-    config: TrainConfig,
-    device: torch.device,
-    objects: Mapping[str, Reward] | None = None,
-) -> CompositeReward:
+def compose(config: TrainConfig, device: torch.device, objects: Mapping[str, Reward] | None = None) -> CompositeReward:
     """Build the rewards of a run."""
     return CompositeReward(
         config.rewards,
@@ -101,8 +98,9 @@ def preferred(groups: int, size: int) -> Scores:
     return Scores(places // size, places % size, 1.0 - 2.0 * (places % size), {}, {})
 
 
-def no_clips(video: VideoSpec) -> Tensor:
-    return torch.zeros((0, video.frames, video.height, video.width, 3), dtype=torch.uint8)
+def black_clips(video: VideoSpec, count: int = 0) -> Tensor:
+    """Clips to write into. Those that are never written take no memory: NumPy allocates zeros lazily, PyTorch would write them."""
+    return torch.from_numpy(np.zeros((count, video.frames, video.height, video.width, 3), dtype=np.uint8))
 
 
 def check_groups(

@@ -19,15 +19,23 @@ from sage_grpo.health.sentinel import Sentinel
 from sage_grpo.health.statistics import ParameterDrift, appearance
 from sage_grpo.models.base import pixels_of
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.engine import EncodeAhead, MakeWorkers, RolloutEngine
+from sage_grpo.training.engine import MakeWorkers, RolloutEngine
 from sage_grpo.training.evaluate import Evaluation, check_evaluation, evaluate
-from sage_grpo.training.inputs import Inputs
+from sage_grpo.training.inputs import EncodeAhead, Inputs
 from sage_grpo.training.offload import distribute, set_activations
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import choose
 from sage_grpo.training.reference import OldPolicy
 from sage_grpo.training.rollout import Rollout
-from sage_grpo.training.scoring import ScoredClips, Scores, advantages_of, check_groups, describe, no_clips, preferred
+from sage_grpo.training.scoring import (
+    ScoredClips,
+    Scores,
+    advantages_of,
+    black_clips,
+    check_groups,
+    describe,
+    preferred,
+)
 from sage_grpo.training.state import TrainState
 from sage_grpo.training.update import Updater
 from sage_grpo.types import Keep
@@ -63,12 +71,7 @@ class Trainer:
         self.old = OldPolicy.of(self.objective, params, config.update.updates_per_rollout, config.anchor.offload)
         self.state = TrainState.begin(config, self.model, inputs.prompts, self.old if self.objective.lags else None)
         self.engine = RolloutEngine(
-            config,
-            self.model,
-            self.reward,
-            world=self.world,
-            clock=self.clock,
-            examples=inputs.examples is not None,
+            config, self.model, self.reward, world=self.world, clock=self.clock, examples=inputs.examples is not None
         )
         self.planner = self.engine.planner
         self.dims = sum(part.dims for part in self.engine.parts) or math.prod(self.model.latent_shape())
@@ -85,15 +88,14 @@ class Trainer:
             clock=self.clock,
         )
         self.state.sentinel = Sentinel.of(
-            config.sentinel,
-            self.reward,
-            clips=config.batch.prompts * config.group_size,
-            clip_range=self.clip_range,
+            config.sentinel, self.reward, clips=config.batch.prompts * config.group_size, clip_range=self.clip_range
         )
         self._check_groups()
         if self.objective.differentiates and self.reward.learns_from_clips:
             pixels_of(self.model)  # refuses models that cannot decode with a graph
-        self.prompt_encoder = EncodeAhead(self.engine, self.held_out)
+        self.prompt_encoder = EncodeAhead(
+            config, self.model, self.planner, self.held_out, rank=self.world.rank, clock=self.clock
+        )
         self.needs_clips: Callable[[int], bool] = lambda number: True
         """True if, after so many iterations, an observer needs full clips of the next one; otherwise only the frames for rewards and health
         checks are decoded."""
@@ -149,7 +151,7 @@ class Trainer:
     def score(self, rollout: Rollout, plan: Plan) -> Scores:
         """The scores of all ranks' clips, equal on every rank; this process's clips are scored here, or were by the workers that sampled them."""
         if plan.examples:
-            self.clips = ScoredClips(no_clips(self.model.video))
+            self.clips = ScoredClips(black_clips(self.model.video))
             return preferred(len(plan.groups), plan.group_size)
         clips = rollout.judged or self.engine.judge(rollout, plan, whole=self.needs_clips(plan.iteration))
         captions = [plan.groups[member.group].prompt.text for member in self.engine.scored(plan)]

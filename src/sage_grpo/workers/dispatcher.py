@@ -26,7 +26,7 @@ from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.engine import Conditions, RolloutEngine
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.reference import PastWeights, Snapshot
-from sage_grpo.training.rollout import Rollout
+from sage_grpo.training.rollout import Record, Rollout
 from sage_grpo.workers import ray_pool
 from sage_grpo.workers.messages import (
     RolloutTask,
@@ -227,7 +227,8 @@ class Dispatcher:
         with _applied(pending.weights):
             for worker, result in parts + parts[-1:] * (most - len(parts)):
                 replay = checked(pending.plan, result.records)
-                record = result.records[replay].record(*self.engine.replayed(pending.plan, replay, pending.conditions))
+                policy, rows = self.engine.replayed(pending.plan, replay, pending.conditions)
+                record = Record(policy, rows, *result.records[replay])
                 stored = result.log_prob if record.log_prob_old is None else record.log_prob_old
                 assert stored is not None
                 gaps[worker] = float((log_prob(record, replay.step).cpu() - stored).abs().max())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import load, save
@@ -13,9 +14,9 @@ from sage_grpo.data.groups import MicroBatch
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.fsdp import whole
 from sage_grpo.models.policy import Policy
-from sage_grpo.training.offload import to_device
+from sage_grpo.training.offload import to_device, to_storage
 from sage_grpo.training.plan import Plan, Replay
-from sage_grpo.training.rollout import Record, Rollout, SavedRecord
+from sage_grpo.training.rollout import Record, Rollout
 from sage_grpo.training.scoring import ScoredClips, Scores
 from sage_grpo.types import Conditioning, Sound
 
@@ -47,6 +48,20 @@ class RolloutTask:
     """True if an observer needs full clips."""
 
 
+class SavedRecord(NamedTuple):
+    """The parts of a record that cannot be recomputed, in CPU memory."""
+
+    x: Tensor
+    x_next: Tensor
+    v_old: Tensor | None
+    log_prob_old: Tensor | None
+
+    @classmethod
+    def of(cls, record: Record) -> SavedRecord:
+        rows = (getattr(record, name) for name in cls._fields)
+        return cls(*(None if row is None else to_storage(row, torch.device("cpu")) for row in rows))  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
 class TaskResult:
     """A finished task."""
@@ -71,8 +86,7 @@ def moved(conditions: Mapping[int, Conditioning], device: torch.device) -> dict[
     for one in conditions.values():
         if id(one) not in objects:
             negative = None if one.negative is None else there(one.negative)
-            source = None if one.source is None else one.source.to(device)
-            objects[id(one)] = Conditioning(there(one.tensors), negative, source)
+            objects[id(one)] = Conditioning(there(one.tensors), negative)
     return {group: objects[id(one)] for group, one in conditions.items()}
 
 
@@ -117,7 +131,7 @@ def rollout_of(
     """Assemble a rank's rollout from the results of its parts, in the order of its own sampling; `replayed` returns the
     policy of a replay and the conditionings of its rows."""
     records = {
-        replay: saved.record(*replayed(replay)) for result in results for replay, saved in result.records.items()
+        replay: Record(*replayed(replay), *saved) for result in results for replay, saved in result.records.items()
     }
     latents = {batch: rows.to(device) for result in results for batch, rows in result.latents}
     sampled = [member for task in plan.tasks(rank) for batch in task.batches(0) for member in batch.members]

@@ -28,10 +28,10 @@ from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.engine import RolloutEngine
 from sage_grpo.training.inputs import load_model
 from sage_grpo.training.offload import get_ready, hold_to_budget, settle
-from sage_grpo.training.rollout import SavedRecord
-from sage_grpo.training.scoring import compose, no_clips
+from sage_grpo.training.scoring import black_clips, compose
 from sage_grpo.workers.messages import (
     RolloutTask,
+    SavedRecord,
     TaskResult,
     WorkerError,
     WorkerLost,
@@ -176,7 +176,7 @@ class Worker:
         rollout = engine.sampler(plan, moved(task.conditions, engine.model.device)).run()
         clips = engine.judge(rollout, plan, whole=task.whole)
         # Clips are sent only if an observer needs them.
-        videos = clips.videos.to(CPU) if task.whole else no_clips(engine.model.video)
+        videos = clips.videos.to(CPU) if task.whole else black_clips(engine.model.video)
         clips = replace(clips, videos=videos, sound=clips.sound if task.whole else None)
         replay = checked(plan, rollout.records)
         record = rollout.records[replay]

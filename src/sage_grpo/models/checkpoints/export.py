@@ -123,8 +123,7 @@ def write_card(folder: Path, model: Any, *, whole: bool) -> None:
     lines.append(f"Base: {base}" + (f", revision {spec.revision}" if spec.revision else "") + ".")
     size = f"{video.height} x {video.width}"
     clips = f"clips of {video.frames} frames, {size}, {video.fps:g} fps" if video.frames > 1 else f"images of {size}"
-    start = "" if model.strength is None else f", from clips with strength {model.strength:g}"
-    lines.append(f"Trained on {clips}, guidance {model.guidance_scale:g}, shift {model.shift:g}{start}.")
+    lines.append(f"Trained on {clips}, guidance {model.guidance_scale:g}, shift {model.shift:g}.")
     if whole and "merged" in model.choices:
         lines.append(model.choices["merged"])
     if not whole and spec.lora is not None:

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sage_grpo.distributed.context import SequenceParallel
 from sage_grpo.models import ModelError
-from sage_grpo.models.base import Abilities, SequenceSplit
+from sage_grpo.models.base import Abilities
 from sage_grpo.models.checkpoints.checkpoint import check_components, read_config
 from sage_grpo.models.codec import Codec
-from sage_grpo.models.family import JOINT_ATTENTION, FamilyModel, Traits
+from sage_grpo.models.family import JOINT_ATTENTION, LAST_QUERIES, FamilyModel, Traits
 from sage_grpo.models.network.attention import PackedAttention, split_rotary
 from sage_grpo.models.network.decoding import hunyuan15_pixels
 from sage_grpo.models.network.gradients import empty
@@ -34,7 +35,7 @@ class PackedTransformer(nn.Module):
     def __init__(self, transformer: Any) -> None:
         super().__init__()
         self.transformer = transformer
-        self.sequence: SequenceSplit | None = None
+        self.sequence: SequenceParallel | None = None
 
     def forward(
         self,
@@ -96,6 +97,7 @@ class Hunyuan15(FamilyModel):
         lora_targets=(*JOINT_ATTENTION, "ff.net.*", "ff_context.net.*"),
         encoders=("text_encoder", "text_encoder_2", "image_encoder"),
         inputs={"text": "text_embed_dim"},
+        unread=("context_embedder_2.", *LAST_QUERIES, "LAST.attn.to_add_out.", "LAST.ff_context."),
         text_tokens=256,
         ragged=(("encoder_hidden_states", 1),),
         even_sigmas=True,
@@ -115,6 +117,7 @@ class Hunyuan15(FamilyModel):
             )
 
     def _prepare(self) -> None:
+        self.unused = ("image_embedder.",) if 0 in self.pictures else ()
         for block in vae_attention(self.pipe.vae):
             block.prepare_causal_attention_mask = causal_mask
 
@@ -146,7 +149,7 @@ class Hunyuan15(FamilyModel):
     def abilities(self) -> Abilities:
         return replace(super().abilities, split_sequence=self._split)
 
-    def _split(self, sequence: SequenceSplit) -> None:
+    def _split(self, sequence: SequenceParallel) -> None:
         if self.options["pad_text"]:
             raise ModelError("parallel.sp > 1 takes no padding: leave model.options pad_text out.")
         sequence.check(self.transformer.config.num_attention_heads)

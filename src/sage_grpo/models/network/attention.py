@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from sage_grpo.distributed.context import SequenceParallel
 from sage_grpo.models import ModelError
-from sage_grpo.models.base import SequenceSplit
 
 
 class SplitRotary(NamedTuple):
@@ -27,7 +27,7 @@ class SplitRotary(NamedTuple):
     counts: list[int]
 
 
-def split_rotary(sequence: SequenceSplit, rotary: tuple[Tensor, Tensor], *, dim: int, extra: int = 0) -> SplitRotary:
+def split_rotary(sequence: SequenceParallel, rotary: tuple[Tensor, Tensor], *, dim: int, extra: int = 0) -> SplitRotary:
     cos, sin = rotary
     counts = [video + text for video, text in zip(sequence.counts(cos.shape[dim]), sequence.counts(extra))]
     return SplitRotary(sequence.split(cos, dim), sequence.split(sin, dim), counts)
@@ -40,7 +40,7 @@ class PackedAttention:
     tokens) is ours."""
 
     _attention_backend: AttentionBackendName | None = None  # diffusers' name
-    sequence: SequenceSplit | None = None
+    sequence: SequenceParallel | None = None
     """Set where other ranks have the other tokens; `image_rotary_emb` is then a SplitRotary."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class PlainAttention:
     """Wan's attention without copies around the kernel; calls with a mask or an image beside the text go to the stock processor."""
 
     _attention_backend: AttentionBackendName | None = None
-    sequence: SequenceSplit | None = None
+    sequence: SequenceParallel | None = None
     """Set where other ranks have the other tokens; `rotary_emb` is then a SplitRotary."""
 
     def __init__(self) -> None:

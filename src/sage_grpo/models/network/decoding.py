@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -26,26 +26,14 @@ CHUNK_PIXELS = 4 * 2**20
 GRAPH_PIXELS = 2 * 2**20  # the same where a gradient is wanted: 4 frames of 480 x 848, one latent frame
 
 
-def to_uint8(
-    chunks: Iterable[Tensor], frames: Sequence[int] | None = None, decoders: Iterable[nn.Module] = ()
-) -> Tensor:
-    """Pixels in [-1, 1], B x 3 x frames x H x W in chunks of frames, as one clip B x F x H x W x 3 of uint8 on the CPU. With `frames` (in order) only
-    those are converted and copied, and no chunk is asked for after the last of them."""
-    clips, device, passed, broken = [], torch.device("cpu"), 0, torch.tensor(False)
+def to_uint8(chunks: Iterable[Tensor], decoders: Iterable[nn.Module] = ()) -> Tensor:
+    """Pixels in [-1, 1], B x 3 x frames x H x W in chunks of frames, as one clip B x F x H x W x 3 of uint8 on the CPU."""
+    clips, device, broken = [], torch.device("cpu"), torch.tensor(False)
     for pixels in chunks:
-        count = pixels.shape[2]
         broken = broken.to(pixels.device) | pixels.isnan().any()  # read at the end: nothing is waited for here
-        if frames is not None:
-            pixels = pixels[:, :, [index - passed for index in frames if passed <= index < passed + count]]
-        passed += count
-        if pixels.shape[2]:
-            clip = ((pixels.to(torch.float32) * 0.5 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
-            clips.append(clip.permute(0, 2, 3, 4, 1).to("cpu", non_blocking=True))  # while the next chunk is computed
+        clip = ((pixels.to(torch.float32) * 0.5 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
+        clips.append(clip.permute(0, 2, 3, 4, 1).to("cpu", non_blocking=True))  # while the next chunk is computed
         device = pixels.device
-        if frames is not None and passed > frames[-1]:
-            break
-    if isinstance(chunks, Generator):
-        chunks.close()  # a decoder that is left early puts its modules back
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     if bool(broken):

@@ -15,13 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.rewards.built_in.pretrained import (
-    Layers,
-    NetworkReward,
-    load_tokenizer,
-    load_whole,
-    read_weights,
-)
+from sage_grpo.rewards.built_in.pretrained import Layers, NetworkReward, load_tokenizer, load_whole, read_weights
 from sage_grpo.rewards.frames import Halves, centre_offset, normalise, resize_as_pillow, short_edge_size
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.types import FileSource, RewardFacts
@@ -208,8 +202,6 @@ class Aesthetic(ClipReward):
 
 
 def _read_linears(path: Path) -> Layers:
-    if not path.is_file():
-        raise RewardConfigError(f"The aesthetic head {path} does not exist.")
     state = read_weights(path)
     numbered = re.compile(r"(?:.*\.)?(\d+)\.weight")
     by_number = {int(match[1]): name for name in state if (match := numbered.fullmatch(name))}

@@ -20,7 +20,7 @@ from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.types import FileSource, RewardFacts
 from sage_grpo.utils.pretrained import load_config
 
-SOURCE = "It is published as safetensors: hf download MizzenAI/HPSv3 HPSv3.safetensors."
+SOURCE = " It is published as safetensors: hf download MizzenAI/HPSv3 HPSv3.safetensors."
 REWARD_TOKEN = "<|Reward|>"
 TEMPLATE = ("INSTRUCTION", "prompt_with_special_token")
 """Strings of the authors' file that form the template."""
@@ -67,7 +67,9 @@ class Hpsv3(NetworkReward):
 
         source = "hpsv3/dataset/data_collator_qwen.py from the HPSv3 repository"
         words = read_template(Path(template).expanduser(), TEMPLATE, [REWARD_TOKEN], source)
-        state = transformers_names(_read(Path(checkpoint).expanduser()))
+        if not checkpoint.endswith(".safetensors"):
+            raise RewardConfigError(f"{checkpoint} is not read: only safetensors cannot run code.{SOURCE}")
+        state = transformers_names(read_weights(Path(checkpoint).expanduser(), SOURCE))
         head = {name.removeprefix("rm_head."): state.pop(name) for name in list(state) if name.startswith("rm_head.")}
         # the numbers between layers are activations and dropouts
         numbers = sorted({name.split(".")[0] for name in head}, key=lambda number: (len(number), number))
@@ -112,16 +114,3 @@ class Hpsv3(NetworkReward):
         batch = self._chat.batch(prompts, [picture.unsqueeze(0) for picture in pictures])
         batch["pixel_values"] = batch["pixel_values"].to(self.model.dtype)
         return {name: value.to(device) for name, value in batch.items()}
-
-
-def _read(file: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-
-    if file.suffix != ".safetensors":
-        raise RewardConfigError(f"{file} is not read: only safetensors cannot run code. {SOURCE}")
-    if not file.is_file():
-        raise RewardConfigError(f"{file} does not exist. {SOURCE}")
-    try:
-        return read_weights(file)
-    except SafetensorError as error:
-        raise RewardConfigError(f"{file} is damaged ({error}): download it again. {SOURCE}") from error

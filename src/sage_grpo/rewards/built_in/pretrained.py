@@ -15,19 +15,14 @@ from torch.utils.checkpoint import checkpoint
 from sage_grpo.rewards.frames import sample_indices
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.types import RewardFacts
-from sage_grpo.utils.pretrained import (
-    from_pretrained,
-    loading_fault,
-    tokenizer_files_fault,
-    vocabulary_fault,
-)
+from sage_grpo.utils.pretrained import from_pretrained, loading_fault, tokenizer_files_fault, vocabulary_fault
 
 Layers = Sequence[tuple[Tensor, Tensor]]
 """Weights and biases of linear layers, in order."""
 
 
 class NetworkReward(ABC):
-    """A reward of one part, named in its facts, whose network moves between devices; subclasses score the clips."""
+    """A reward whose network moves between devices, of one part that its facts name unless it says otherwise; subclasses score the clips."""
 
     facts: ClassVar[RewardFacts]
 
@@ -133,8 +128,14 @@ def load_tokenizer(name: str, rows: int) -> Any:
     return tokenizer
 
 
-def read_weights(file: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file, or of a pickle, which cannot run code when only weights are read."""
+def read_weights(file: Path, source: str = "") -> dict[str, Tensor]:
+    """The tensors of a .safetensors file, or of a pickle, which cannot run code when only weights are read. source: advice for errors."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    return load_file(file) if file.suffix == ".safetensors" else torch.load(file, map_location="cpu", weights_only=True)
+    if not file.is_file():
+        raise RewardConfigError(f"{file} does not exist.{source}")
+    try:
+        return load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
+    except SafetensorError as error:
+        raise RewardConfigError(f"{file} is damaged ({error}): download it again.{source}") from error

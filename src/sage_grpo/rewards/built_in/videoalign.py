@@ -1,7 +1,9 @@
 """VideoAlign: visual quality, motion quality and text alignment from Qwen2-VL with a reward head.
 
-The three scores are read at three special tokens of the prompt. What must be exact (sampling, rounding, positions, padding, names) is listed in
-docs/rewards.md. The authors' released folder is read as it is; the prompt template's text is theirs and is read from the user's copy.
+The three scores are read at three special tokens of the prompt. Scores change visibly unless these are the authors': an even number of frames, two
+a second and at least four, from the first to the last; sides in multiples of 28 with 100,352 to 448 x 448 pixels, rounded to whole values before
+normalizing; positions 0..L-1 on all three rope axes; padding on the right; an unmerged LoRA. The authors' released folder is read as it is; the
+prompt template's text is theirs and is read from the user's copy.
 """
 
 from __future__ import annotations
@@ -11,16 +13,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sage_grpo.rewards.built_in.pretrained import frozen, load_whole, read_weights
+from sage_grpo.rewards.built_in.pretrained import NetworkReward, load_whole, read_weights
 from sage_grpo.rewards.built_in.qwen import FACTOR, TEMPORAL, Chat, read_template, target_size, transformers_names
 from sage_grpo.rewards.frames import normalise, resize_uint8
-from sage_grpo.rewards.functions import RewardConfigError, nearest
+from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.types import FileSource, RewardFacts
 from sage_grpo.utils.hub import pinned_folder
 from sage_grpo.utils.json_schema import demand, read_object
@@ -36,28 +38,21 @@ _LORA_KEYS = {
     "lora_namespan_exclude", "lora_modules_to_save", "num_lora_modules",
 }  # fmt: skip
 """Keys of the authors' LoRA settings; rank, alpha and use_rslora are used, and the names of the weights give the adapted layers."""
-_TEMPLATES = {"detailed_special": "DETAILED_PROMPT_WITH_SPECIAL_TOKEN"}
+TEMPLATE = "DETAILED_PROMPT_WITH_SPECIAL_TOKEN"
+"""The string of the authors' prompt_template.py that belongs to the template type `detailed_special`."""
 
 
 @dataclass(frozen=True)
 class VideoAlignConfig:
     """The settings in model_config.json."""
 
-    output_dim: int
-    """1: one head read at each special token; 3: the diagonal of token x output."""
-    fps: float
-    """Frames per second that the model reads."""
+    output_dim: int  # 1: one head read at each special token; 3: the diagonal of token x output
+    fps: float  # frames per second that the model reads, unless num_frames fixes their number
     num_frames: int | None
-    """A fixed number of frames instead of fps."""
     max_pixels: int
-    template: str
-    """Name of the template in the authors' prompt_template.py."""
-    lora_scale: float | None
-    """alpha / r (alpha / sqrt(r) for rank-stabilised LoRA); None without LoRA."""
-    normalization: Mapping[str, tuple[float, float]] | None
-    """Mean and std of VQ, MQ and TA."""
-    lora_everywhere: bool = True
-    """True if every layer is adapted alike; false if only the last modules are."""
+    lora_scale: float | None  # alpha / r (alpha / sqrt(r) for rank-stabilised LoRA); None without LoRA
+    normalization: Mapping[str, tuple[float, float]] | None  # mean and std of VQ, MQ and TA
+    lora_everywhere: bool  # every layer is adapted alike; else only the last modules are
 
 
 def read_config(folder: Path) -> VideoAlignConfig:
@@ -75,8 +70,8 @@ def read_config(folder: Path) -> VideoAlignConfig:
     if data.get("sample_type", "uniform") != "uniform":
         raise RewardConfigError(f"Only uniform frame sampling is supported, {path} says {data['sample_type']!r}.")
     kind = data.get("prompt_template_type", "detailed_special")
-    if kind not in _TEMPLATES:
-        raise RewardConfigError(f"Template type {kind!r} has no special tokens.{nearest(kind, _TEMPLATES)}")
+    if kind != "detailed_special":
+        raise RewardConfigError(f"Template type {kind!r} has no special tokens; supported is detailed_special.")
     scale = None
     if lora.get("lora_enable", False):
         demand(lora, {"lora_r": int, "lora_alpha": float}, f"{path}: peft_lora_config")
@@ -96,7 +91,6 @@ def read_config(folder: Path) -> VideoAlignConfig:
         fps=data.get("fps") or 2.0,
         num_frames=data.get("num_frames"),
         max_pixels=data.get("max_frame_pixels") or MAX_PIXELS,
-        template=_TEMPLATES[kind],
         lora_scale=scale,
         lora_everywhere=(lora.get("num_lora_modules") or -1) < 0,
         normalization=statistics and {part: (statistics[f"{part}_mean"], statistics[f"{part}_std"]) for part in PARTS},
@@ -158,7 +152,7 @@ class LoraLinear(nn.Module):
         return self.base(x) + F.linear(F.linear(x, self.a), self.b) * self.scale
 
 
-class VideoAlign:
+class VideoAlign(NetworkReward):
     """VQ, MQ, TA and their sum Overall, from the authors' released folder and the Qwen2-VL base."""
 
     facts = RewardFacts(
@@ -188,7 +182,6 @@ class VideoAlign:
         step: int | None = None,
         normalize: bool = True,
         dtype: str = "",
-        device: str = "cpu",
     ) -> None:
         """checkpoint: the released folder (model_config.json, checkpoint-N). base: folder or hub name of Qwen2-VL-2B-Instruct. template: the authors'
         prompt_template.py, or a text file. step: the N of checkpoint-N, default the highest. normalize: (score - mean) / std with the folder's
@@ -201,14 +194,14 @@ class VideoAlign:
         if normalize and self.config.normalization is None:
             raise RewardConfigError(f"{folder} has no inference_config to normalize with: set normalize to false.")
         source = "prompt_template.py from the VideoAlign repository"
-        words = read_template(Path(template), [self.config.template], SPECIAL_TOKENS, source)
+        words = read_template(Path(template), [TEMPLATE], SPECIAL_TOKENS, source)
         self._statistics = self.config.normalization if normalize else None
-        self._dtype = getattr(torch, dtype) if dtype else None
         text = load_config(AutoConfig, base).get_text_config()
         self._chat = Chat(base, text.vocab_size, words, "video", SPECIAL_TOKENS)
-        state, whole = read_state(find_checkpoint(folder, step))
+        weights = find_checkpoint(folder, step)
+        state, whole = read_state(weights)
         if "rm_head.weight" not in state:
-            raise RewardConfigError(f"{find_checkpoint(folder, step)} holds no reward head (rm_head.weight).")
+            raise RewardConfigError(f"{weights} holds no reward head (rm_head.weight).")
         self._head = state.pop("rm_head.weight").float()
         # a layer without its adapter would act as the base's, and change the scores a little
         adapted = {match[2] for name in state if (match := _ADAPTER.fullmatch(name))}
@@ -216,26 +209,22 @@ class VideoAlign:
         fault = weights_fault(missing=wanted - state.keys())
         if fault is not None and self.config.lora_everywhere:
             raise RewardConfigError(f"The checkpoint's LoRA is incomplete: it {fault}. Download it again in full.")
-        self.model = _load_model(base, len(self._chat.tokenizer), state, whole, self.config.lora_scale)
+        model = _load_model(base, len(self._chat.tokenizer), state, whole, self.config.lora_scale)
         outputs, declared = self._head.shape[0], self.config.output_dim
         if outputs != declared:
             raise RewardConfigError(f"rm_head has {outputs} outputs, model_config.json says {declared}.")
-        self.to(torch.device(device))
+        super().__init__(model, dtype=dtype, sample_fps=self.config.fps)
+        self._by_device = not dtype
+        self.to(torch.device("cpu"))
 
-    def to(self, device: torch.device) -> VideoAlign:
+    def to(self, device: torch.device) -> Self:
         """Move to a device; unless a dtype was given, bfloat16 on CUDA and float32 on a CPU (weights that were on CUDA stay bfloat16)."""
-        dtype = self._dtype or (torch.bfloat16 if torch.device(device).type == "cuda" else self._head.dtype)
-        self.model.to(device=device, dtype=dtype)
-        self._head = self._head.to(device=device, dtype=dtype)
-        self.device = torch.device(device)
-        return self
-
-    @torch.no_grad()
-    def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        return self.differentiable(videos, prompts, fps)
+        if self._by_device:
+            self._dtype = torch.bfloat16 if device.type == "cuda" else self._head.dtype
+        self._head = self._head.to(device=device, dtype=self._dtype)
+        return super().to(device)
 
     def differentiable(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
-        """Score clips B x F x H x W x 3: uint8, or floats in [0, 255] with a graph. Equal values have equal scores."""
         batch = self.prepare(videos, prompts, fps)
         hidden = self.model(use_cache=False, **batch).last_hidden_state
         scores = self._read_head(hidden, batch["input_ids"]).float().cpu()
@@ -252,9 +241,9 @@ class VideoAlign:
         """The frames that are read, resized (rounded to uint8) and normalised, with their prompts in the chat."""
         indices, (height, width) = self.frames_read(videos.shape[1], fps), videos.shape[2:4]
         size = target_size(height, width, max_pixels=self.config.max_pixels, min_pixels=MIN_PIXELS)
-        frames = [clip[list(indices)].permute(0, 3, 1, 2) for clip in videos.to(self.device)]
+        frames = [clip[list(indices)].permute(0, 3, 1, 2) for clip in videos.to(self.model.device)]
         clips = [normalise(resize_uint8(one, *size).float() / 255) for one in frames]
-        return {name: value.to(self.device) for name, value in self._chat.batch(prompts, clips).items()}
+        return {name: value.to(self.model.device) for name, value in self._chat.batch(prompts, clips).items()}
 
     def _read_head(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """B x 3 scores at the special tokens, in the order of the sequence."""
@@ -266,7 +255,7 @@ class VideoAlign:
         return outputs.diagonal(dim1=1, dim2=2) if self.config.output_dim == len(PARTS) else outputs.squeeze(-1)
 
 
-def _load_model(base: str, tokens: int, state: dict[str, Tensor], whole: bool, scale: float | None) -> nn.Module:
+def _load_model(base: str, tokens: int, state: dict[str, Tensor], whole: bool, scale: float | None) -> Any:
     from transformers import Qwen2VLForConditionalGeneration
 
     full = load_whole(Qwen2VLForConditionalGeneration, base)
@@ -290,7 +279,7 @@ def _load_model(base: str, tokens: int, state: dict[str, Tensor], whole: bool, s
     if visual and len(visual) < sum(name.startswith("visual.") for name in model.state_dict()):
         raise RewardConfigError(f"The checkpoint's vision tower is incomplete, it lacks {visual[:5]}.")
     _add_adapters(model, adapters, scale)
-    return cast(nn.Module, frozen(model))
+    return model
 
 
 def _add_adapters(model: nn.Module, adapters: dict[str, Tensor], scale: float | None) -> None:

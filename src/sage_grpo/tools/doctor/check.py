@@ -147,6 +147,7 @@ def show_summary(found: Sequence[Check], console: Console) -> None:
     count = Counter(one.status for one in found)
     text = ", ".join(f"{count[status]} {status}" for status in ORDER if count[status])
     console.print(text, style=STYLE[worst(found)])
+    console.print("What to change when a run goes wrong: docs/what-to-change-first.md")
 
 
 def document(found: Sequence[Check]) -> dict[str, Any]:
