@@ -8,9 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sage_grpo.objectives.advantage import Scale
-from sage_grpo.objectives.kl_control import KlCoefficient
 from sage_grpo.objectives.options import ObjectiveSpec
-from sage_grpo.objectives.trust_region import TrustRegion
+from sage_grpo.objectives.trust_region import KlCoefficient, TrustRegion
 from sage_grpo.recipes.targets import using
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.windows import Window

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from sage_grpo.models.spec import LoraSpec, ModelSpec
-from sage_grpo.objectives.kl_control import KlCoefficient
+from sage_grpo.objectives.trust_region import KlCoefficient
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.training.config import (
