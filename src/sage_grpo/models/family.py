@@ -24,8 +24,7 @@ from sage_grpo.models.experts import Experts, prepare_training, trained_componen
 from sage_grpo.models.guidance import Guidance, check_guidance, read_guidance, run_both, warn_if_distilled
 from sage_grpo.models.network.attention import Shape, checked_backend, choose_backend, set_backend
 from sage_grpo.models.network.blocks import compile_blocks, keep_activations
-from sage_grpo.models.network.gradients import empty
-from sage_grpo.models.network.inputs import LatentGrid, choose_video, first_given, in_equal_batches
+from sage_grpo.models.network.inputs import LatentGrid, choose_video, empty, first_given, in_equal_batches
 from sage_grpo.models.schedulers import SchedulerSolver, check_scheduler, own_sigmas, prepared, scheduler_shift
 from sage_grpo.models.spec import ModelSpec, explicit_sigmas
 from sage_grpo.samplers.solvers import Solver
