@@ -6,7 +6,6 @@ Given clips (data.clips) replace the rollout by their latents, and rewards by th
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -74,8 +73,6 @@ class Trainer:
             config, self.model, self.reward, world=self.world, clock=self.clock, examples=inputs.examples is not None
         )
         self.planner = self.engine.planner
-        self.dims = sum(part.dims for part in self.engine.parts) or math.prod(self.model.latent_shape())
-        self.clip_range = self.objective.clip_range(self.dims)
         self.updater = Updater(
             config,
             self.model,
@@ -87,6 +84,8 @@ class Trainer:
             world=self.world,
             clock=self.clock,
         )
+        self.dims = self.updater.dims
+        self.clip_range = self.objective.clip_range(self.dims)
         self.state.sentinel = Sentinel.of(
             config.sentinel, self.reward, clips=config.batch.prompts * config.group_size, clip_range=self.clip_range
         )
@@ -97,8 +96,7 @@ class Trainer:
             config, self.model, self.planner, self.held_out, rank=self.world.rank, clock=self.clock
         )
         self.needs_clips: Callable[[int], bool] = lambda number: True
-        """True if, after so many iterations, an observer needs full clips of the next one; otherwise only the frames for rewards and health
-        checks are decoded."""
+        """True if, after so many iterations, an observer needs the clips of the next one; otherwise they are decoded if rewards read them."""
         self.workers = (
             None if workers is None else workers(config, self.engine, params, self.state.past, self.clip_range)
         )
