@@ -89,7 +89,10 @@ class Trainer:
         self.state.sentinel = Sentinel.of(
             config.sentinel, self.reward, clips=config.batch.prompts * config.group_size, clip_range=self.clip_range
         )
-        self._check_groups()
+        remedy = f"Set batch.prompts to a multiple of the {self.world.size} data-parallel ranks."
+        check_groups(self.reward, self.planner.shares, config.batch.group_size, remedy, self.world)
+        if self.held_out:
+            check_evaluation(self.reward, len(self.held_out), config.evaluate, config.batch.micro_batch, self.world)
         if self.objective.differentiates and self.reward.learns_from_clips:
             pixels_of(self.model)  # refuses models that cannot decode with a graph
         self.prompt_encoder = EncodeAhead(
@@ -104,13 +107,6 @@ class Trainer:
             raise ConfigError(
                 "rollout.on and rollout.staleness need workers: make the trainer with sage_grpo.run.session.assemble."
             )
-
-    def _check_groups(self) -> None:
-        config, planner = self.config, self.planner
-        remedy = f"Set batch.prompts to a multiple of the {self.world.size} data-parallel ranks."
-        check_groups(self.reward, planner.shares, config.batch.group_size, remedy, self.world)
-        if self.held_out:
-            check_evaluation(self.reward, len(self.held_out), config.evaluate, config.batch.micro_batch, self.world)
 
     def step(self) -> dict[str, float]:
         self.encode_prompts()
