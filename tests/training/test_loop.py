@@ -10,9 +10,10 @@ import pytest
 
 from sage_grpo.callbacks.observers import UserCallbacks
 from sage_grpo.health.config import SentinelConfig
+from sage_grpo.training.evaluate import Evaluation
 from sage_grpo.training.events import Hooks, SentinelEvent, StopRequest
 from sage_grpo.training.guard import HealthGuard
-from sage_grpo.training.loop import Evaluated, Loop, Observer
+from sage_grpo.training.loop import Loop, Observer
 from sage_grpo.training.loss import Diverged
 from sage_grpo.training.trainer import Trainer
 from trainer_helpers import same, weights_of
@@ -29,7 +30,7 @@ class Noting(Observer):
         self.log.append((self.name, "after", *sorted(name for name in row if name.startswith("added/"))))
         row[f"added/{self.name}"] = 1.0
 
-    def evaluated(self, found: Evaluated) -> None:
+    def evaluated(self, found: Evaluation) -> None:
         self.log.append((self.name, "evaluated", found.best))
         found.best = True
 

@@ -73,16 +73,9 @@ class Trainer:
             config, self.model, self.reward, world=self.world, clock=self.clock, examples=inputs.examples is not None
         )
         self.planner = self.engine.planner
+        parts, old = self.engine.parts, self.old
         self.updater = Updater(
-            config,
-            self.model,
-            self.state,
-            self.sharding,
-            objective=self.objective,
-            parts=self.engine.parts,
-            old=self.old,
-            world=self.world,
-            clock=self.clock,
+            config, self.model, self.state, self.sharding, self.objective, parts, old, self.world, self.clock
         )
         self.dims = self.updater.dims
         self.clip_range = self.objective.clip_range(self.dims)
