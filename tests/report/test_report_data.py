@@ -254,7 +254,6 @@ def test_data_stay_data_inside_the_page(runs: list[Path], tmp_path: Path) -> Non
     assert "https://" not in page
 
 
-@pytest.mark.slow
 def test_before_and_after_stand_side_by_side(runs: list[Path], tmp_path: Path) -> None:
     files = write_pairs(read_run(runs[0]), tmp_path / "pairs", most=2)
     assert [file.name for file in files] == ["00-a-red-circle-moves-left.mp4", "01-a-blue-ring-on-a-navy-wall.mp4"]
