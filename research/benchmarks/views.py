@@ -12,6 +12,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
+from decimal import ROUND_CEILING, Decimal
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -85,6 +86,42 @@ def ceilings(file: Path) -> str:
     return _table(["Overall", "drift", "flicker"], [cells])
 
 
+def row(file: Path, key: str, digits: str = "3", times: str = "1", **match: str) -> str:
+    """A number, by its dotted key, of the last line of a JSON-lines file whose fields have these values."""
+    found = [line for line in read(file) if all(str(line.get(name)) == value for name, value in match.items())]
+    if not found:
+        raise ValueError(f"{file.name} has no line with {match}.")
+    return fixed(float(times) * _at(found[-1], key), int(digits))
+
+
+def probe(file: Path) -> str:
+    """A probe.json of `sage-grpo probe`: what exploring at each step, at all, and at the best one with other etas did; 95% intervals over prompts."""
+    found = json.loads(file.read_text())
+    rows = [(f"step {one['step']}", one) for one in found["steps"]] + [("all steps", found["all_steps"])]
+    others = [one for one in found["etas"] if one["eta"] != found["kernel"]["eta"]]
+    rows += [(f"step {found['eta_step']}, eta {one['eta']:g}", one) for one in others]
+
+    heads = ["exploring at", "start", "explored", "R", "std in a branch", "reward", "drift"]
+    cells = [
+        [
+            name,
+            fixed(one["start"]["value"], 2),
+            _with_interval(one["explored"], 2),
+            _with_interval(one["linear"], 2),
+            fixed(one["std"]["value"], 2),
+            _with_interval(one["reward"], 2, signed=True),
+            _with_interval(one["drift"], 3, signed=True),
+        ]
+        for name, one in rows
+    ]
+    return _table(heads, cells)
+
+
+def _with_interval(one: dict[str, float], digits: int, *, signed: bool = False) -> str:
+    mean, low, high = (fixed(one[key], digits, signed=signed) for key in ("value", "low", "high"))
+    return f"{mean} ({low} to {high})"
+
+
 def plan_vs_measured(file: Path) -> str:
     """research/benchmarks/plan_vs_measured.py: seconds and peaks of whole iterations, predicted and measured."""
     cells = []
@@ -105,11 +142,39 @@ def whole_iterations(file: Path, phase: str) -> str:
     return _table(["case", "seconds", "plan", "GiB", "plan"], cells)
 
 
+def under_limits(file: Path) -> str:
+    """research/benchmarks/whole_iteration.py with --limit: what a process may have, its peak, and the planned one."""
+    cells = [
+        [found["case"], *(fixed(value, 1) for value in (found["limit_gib"], *found["phases"]["iteration"]["gib"]))]
+        for found in read(file)
+    ]
+    return _table(["case", "GiB at most", "peak", "plan"], cells)
+
+
 def memory_by_gpus(file: Path) -> str:
     """The table of research/benchmarks/scale_table.py: all of it is a formula."""
     from scale_table import table
 
     return table()
+
+
+def peaks(file: Path) -> str:
+    """Distance of measured peaks of memory from the formula, at most: a bound in per cent, which holds because it is rounded up."""
+    found = json.loads(file.read_text())
+    gaps = []
+    for part in found.values():
+        if isinstance(part, dict) and "formula_gib" in part:
+            formula = sum(part["formula_gib"].values())
+            gaps += [abs(part[kind]["gib_peak"] / formula - 1) for kind in ("plain", "fsdp") if kind in part]
+    # Rounded up, so that the bound holds; from the shortest decimal of the float, as 0.02 is a bound of 2%.
+    return f"{(100 * Decimal(repr(max(gaps)))).to_integral_value(ROUND_CEILING)}%"
+
+
+def iteration(file: Path) -> str:
+    """Passes and seconds of an iteration at full size, by method."""
+    from branch_iteration import HEADS, cells, rows
+
+    return _table(HEADS, [cells(row) for row in rows(file)])
 
 
 def loaded(folder: Path) -> tuple[Any, list[dict[str, Any]], str]:
@@ -286,6 +351,28 @@ def value(folder: Path, arm: str, column: str = "", kind: str = "final") -> str:
     return plus_minus(getattr(found, kind).get(key), signed=kind.endswith("difference"))
 
 
+def budgets(folder: Path) -> str:
+    """A comparison on its three axes: the end, the budget of clips and that of passes, each with the difference from the baseline."""
+    from sage_grpo.tools.compare.report import plus_minus
+
+    summary = summary_of(folder)
+    first = summary.suite.columns[0].key
+    heads = ["method", "passes", "at its end", "at equal clips", "minus branch", "at equal passes", "minus branch"]
+    rows = [
+        [
+            arm.name,
+            f"{arm.passes:,.0f}",
+            plus_minus(arm.final[first]),
+            plus_minus(arm.clips[first]),
+            plus_minus(arm.clips_difference.get(first), signed=True) if arm.clips_difference else "",
+            plus_minus(arm.equal[first]),
+            plus_minus(arm.equal_difference.get(first), signed=True) if arm.equal_difference else "",
+        ]
+        for arm in summary.arms.values()
+    ]
+    return _table([head.replace("branch", summary.suite.baseline) for head in heads], rows)
+
+
 def at_equal(folder: Path, column: str, values: str, arms: str) -> str:
     """The first column where another one first reached these values, on the line between evaluations: means over the seeds that got there, and paired
     differences from the first of these arms."""
@@ -355,6 +442,16 @@ def ahead_of(folder: Path, arm: str, other: str, column: str = "Overall") -> str
     return f"{sum(last[0][seed] > last[1][seed] for seed in both)} of {len(both)}"
 
 
+def made_again(folder: Path, again: str) -> str:
+    """Number of repeated runs in a file that have every digit that is kept of those of a comparison: scores, training and steps."""
+    first = {row["key"]: row for row in loaded(folder)[1]}
+    same = [
+        all(row[part] == first[row["key"]][part] for part in ("evaluations", "training", "steps", "passes"))
+        for row in read(Path(__file__).parents[2] / again)
+    ]
+    return f"{sum(same)} of {len(same)}"
+
+
 def _ends(folder: Path, arm: str, column: str) -> dict[int, float]:
     return {row["seed"]: row["evaluations"][str(row["iterations"])][column] for row in _runs(folder, arm)}
 
@@ -379,6 +476,9 @@ def steps(folder: Path, arms: str) -> str:
             shares = (found["raw"] / norms, found["sensitivity"] / predicted, 1 / found["std"] / inverse)
             rows.append([name, str(step), *(fixed(share, 2) for share in (*shares, found["equalized"] / norms))])
     return _table(["arm", "step", "gradient", "abs(b) / std", "1 / std", "gradient as weighted"], rows)
+
+
+# ---- side by side
 
 
 def where_value(file: Path, seed: str, pattern: str, column: str, digits: str = "3") -> str:
