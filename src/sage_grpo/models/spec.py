@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sage_grpo.models.base import VelocityModel
 
-FAMILIES = ("hunyuan15", "wan", "ltx2", "flux", "flux2", "sd3", "qwen_image", "qwen_image_edit", "z_image")
+FAMILIES = ("hunyuan15", "wan", "ltx", "ltx2", "flux", "flux2", "sd3", "qwen_image", "qwen_image_edit", "z_image")
 """Families that ship with the package; each is the module of this name beside this file."""
 
 
