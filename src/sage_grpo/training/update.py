@@ -55,6 +55,7 @@ class Updater:
         self.config, self.model, self.state, self.sharding = config, model, state, sharding
         self.objective, self.parts, self.old = objective, parts, old
         self.world, self.clock = world or World(), clock or Clock()
+        self.dims = sum(part.dims for part in parts) or math.prod(model.latent_shape())
         self.before = None if config.optimizer.max_kl is None else Snapshot(state.params)
         """The weights that made the rollout, if its updates may be scaled back."""
 
@@ -239,10 +240,9 @@ class Updater:
 
     def _measure_kl(self, lockstep: Lockstep, rollout: Rollout, progress: Progress) -> dict[str, float]:
         pace = self.state.optimizer.pace
-        dims = math.prod(self.model.latent_shape()) if not self.parts else sum(part.dims for part in self.parts)
 
         def measure(tick: Progress = lambda: None) -> float:
-            kl = dims * path_kl(lockstep, rollout, self.world, self.model.device, tick)
+            kl = self.dims * path_kl(lockstep, rollout, self.world, self.model.device, tick)
             if not math.isfinite(kl):
                 raise Diverged(
                     f"After optimizer update {self.state.updates} the policy is at a KL of {kl} from that of its rollout: its "
