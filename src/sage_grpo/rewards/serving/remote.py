@@ -37,12 +37,9 @@ class ServerState:
     """State of one server. Times are of time.monotonic."""
 
     url: SplitResult
-    open: int = 0
-    """Requests that it has not answered yet."""
-    failures: int = 0
-    """Failures since the last success; failures of one moment count once."""
-    changed: float = 0.0
-    """Last success or failure."""
+    open: int = 0  # requests that it has not answered yet
+    failures: int = 0  # failures since the last success; failures of one moment count once
+    changed: float = 0.0  # last success or failure
     down_until: float = 0.0
 
 
