@@ -31,7 +31,7 @@ def test_links_of_pages_hold_where_they_are_shown() -> None:
     block = "```\n[e](docs/x.md)\n```\n"
     shown = f"{source}/blob/main/examples/api.ipynb"
     for text, file, page, wanted in (
-        ("[a](docs/plan.md#memory)", "README.md", "index.md", "[a](plan.md#memory)"),
+        ("[a](docs/speed.md#decoding)", "README.md", "index.md", "[a](speed.md#decoding)"),
         ("[b](../../CONTRIBUTING.md)", "docs/guides/x.md", "guides/x.md", "[b](../contributing.md)"),
         ("[c](examples/api.ipynb) [d](https://e.org)", "README.md", "index.md", f"[c]({shown}) [d](https://e.org)"),
         (block, "README.md", "index.md", block),

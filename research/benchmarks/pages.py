@@ -3,11 +3,12 @@
     PYTHONPATH=src python research/benchmarks/pages.py                 # refresh every marked place
     PYTHONPATH=src python research/benchmarks/pages.py --check         # change nothing; exit 1 where a place is stale or a number has no source
     PYTHONPATH=src python research/benchmarks/pages.py keep FOLDER     # take the rows of a comparison (`sage-grpo compare --out FOLDER`) into research/results
+    PYTHONPATH=src python research/benchmarks/pages.py suite NAME      # the comparison in research/results/NAME as a file for `sage-grpo compare --suite`
 
 A marked place is `<!-- data: VIEW FILE key=value ... -->text<!-- end -->`, a block of lines or a word in a sentence; FILE is a path from the
-repository's root, VIEW a function of `views.py`. The words around are a person's. Outside of marked places, code spans and code blocks, the pages
-that `strict` lists hold no decimal number and no percentage that is not a name (Wan 2.1) or a convention (95%): write a setting, or a constant of a formula, as code, a measurement
-as a marked place.
+repository's root, VIEW a function of `views.py`. The words around are a person's, and sentences with figures of research/results are in answers.yaml there. Outside
+of marked places, figures of answers.yaml, code spans and code blocks, the pages that `strict` lists and answers.yaml hold no decimal number and no percentage that is
+not a name (Wan 2.1) or a convention (95%): write a setting, or a constant of a formula, as code, a measurement as a marked place.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 import pictures
 from claims import claims
+from views import FIGURE, loaded
 from views import VIEWS as TABLES
-from views import loaded
 
 ROOT = Path(__file__).resolve().parents[2]
 VIEWS = {**TABLES, "claims": claims}
@@ -69,7 +73,7 @@ def pages() -> list[Path]:
 
 def strict() -> list[Path]:
     """Documents without a number that has no source."""
-    measured = ("benchmark", "branching", "demo", "probe", "rewards", "scale", "speed", "trust", "trust-region")
+    measured = ("benchmark", "demo", "probe", "rewards", "scale", "speed", "trust")
     return [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in measured), *sorted(RESULTS.rglob("*.md"))]
 
 
@@ -100,7 +104,7 @@ def loose_numbers(text: str) -> Iterator[tuple[int, str]]:
     def blank(found: re.Match[str]) -> str:
         return re.sub(r"[^\n]", " ", found[0])
 
-    for pattern in (PLACE, TABLE, CODE, NAMES):
+    for pattern in (PLACE, FIGURE, TABLE, CODE, NAMES):
         text = pattern.sub(blank, text)
     for number, line in enumerate(text.splitlines(), start=1):
         for found in NUMBER.finditer(line):
@@ -115,6 +119,13 @@ def problems() -> list[str]:
             "research/results/leaderboard.json is not what the rows in research/results give; run research/benchmarks/pages.py keep FOLDER"
         )
     found += [f"{file.relative_to(ROOT)}: other rows; run research/benchmarks/pages.py" for file in pictures.stale()]
+    answers = (RESULTS / "answers.yaml").read_text(encoding="utf-8")
+    without = {folder.name for folder in pictures.suites()} ^ yaml.safe_load(answers)["suites"].keys()
+    found += [f"research/results/answers.yaml: {name} has no rows, or rows and no line" for name in sorted(without)]
+    found += [
+        f"research/results/answers.yaml:{line}: {number} comes from no data file"
+        for line, number in loose_numbers(answers)
+    ]
     for file in pages():
         text, name = file.read_text(encoding="utf-8"), file.relative_to(ROOT)
         if refreshed(text) != text:
@@ -136,7 +147,7 @@ def alike(one: Any, other: Any) -> bool:
 
 
 def keep(folder: Path) -> Path:
-    """Take a comparison into research/results/NAME: its rows without what no table shows, its figures, and a page to write on if there is none."""
+    """Take a comparison into research/results/NAME: its rows without what no table shows."""
     from sage_grpo.tools.compare import store
     from sage_grpo.utils.safe_io import replace_text
 
@@ -162,13 +173,9 @@ def keep(folder: Path) -> Path:
     store.save_suite(
         target, suite, [row["key"] for row in rows], re.sub(r"(--out[= ])\S+", rf"\1runs/{suite.name}", command)
     )
-    drawn = pictures.draw_suite(target)
     (RESULTS / "leaderboard.json").write_text(json.dumps(leaderboard(), indent=1) + "\n", encoding="utf-8")
-    page = RESULTS / f"{suite.name}.md"
-    if not page.is_file():
-        replace_text(page, skeleton(suite.name, suite.title, suite.question, sorted(drawn)))
     print(
-        f"kept {len(rows)} rows in {target.relative_to(ROOT)} ({len(content) // 1000} kB); write {page.relative_to(ROOT)}"
+        f"kept {len(rows)} rows in {target.relative_to(ROOT)} ({len(content) // 1000} kB); write its line in research/results/answers.yaml"
     )
     return target
 
@@ -210,49 +217,27 @@ def leaderboard() -> dict[str, Any]:
     return board(comparisons) | {"left_out": {}}
 
 
-def skeleton(name: str, title: str, question: str, pictures: list[Path]) -> str:
-    """A page with its data, and places for judgements."""
-    data = f"research/results/{name}"
-    shown = "\n\n".join(f"![{picture.stem}]({name}/{picture.name})" for picture in pictures)
-    return f"""# {title}
-
-## What is claimed
-
-{question}
-
-## What was measured
-
-<!-- data: made {data} -->
-<!-- end -->
-
-<!-- data: scores {data} -->
-<!-- end -->
-
-<!-- data: differences {data} -->
-<!-- end -->
-
-{shown}
-
-## What we recommend
-
-To be written.
-
-## What did not hold
-
-To be written.
-"""
+def suite_file(name: str) -> str:
+    """A comparison in research/results as a suite file."""
+    suite = asdict(loaded(RESULTS / name)[0])
+    del suite["name"]
+    plain = json.loads(json.dumps(suite))  # lists for tuples
+    return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=160))
 
 
 def main() -> int:
     """Parse and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", help="nothing, or: keep FOLDER")
+    parser.add_argument("words", nargs="*", help="nothing, keep FOLDER, or suite NAME")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     if options.words[:1] == ["keep"] and len(options.words) == 2:
         keep(Path(options.words[1]))
+    elif options.words[:1] == ["suite"] and len(options.words) == 2:
+        print(suite_file(options.words[1]), end="")
+        return 0
     elif options.words:
-        parser.error("the only word is: keep FOLDER")
+        parser.error("the only words are: keep FOLDER, suite NAME")
     if not options.check:
         pictures.redraw()
         for file in pages():

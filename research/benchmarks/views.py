@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import math
+import operator
 import re
 import shlex
 import statistics
@@ -17,6 +17,8 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 from sage_grpo.cli.main import main
@@ -50,11 +52,18 @@ def same_bits(file: Path) -> str:
     return _table(["recipe", "`model.deterministic`", "seconds an iteration", "runs that part from the first"], rows)
 
 
-def demo_run(file: Path, recipe: str) -> str:
-    """A demo run in a sentence."""
-    row = next(row for row in read(file) if row["recipe"] == recipe)
-    gain = fixed(row["after"]["total"] - row["before"]["total"], 3, signed=True)
-    return f"{fixed(row['after']['total'], 3)} ({gain}), drift {fixed(row['after']['drift'], 3)}, {row['seconds']} s"
+def demo_runs(file: Path) -> str:
+    """Scores and seconds of demo runs."""
+    cells = [
+        [
+            f"`{row['recipe']}`",
+            str(row["iterations"]),
+            *(fixed(row[when][key], 3) for key in ("total", "drift") for when in ("before", "after")),
+            str(row["seconds"]),
+        ]
+        for row in read(file)
+    ]
+    return _table(["recipe", "iterations", "score before", "after", "drift before", "after", "seconds"], cells)
 
 
 def number(file: Path, key: str, over: str = "", digits: str = "3", times: str = "1") -> str:
@@ -68,6 +77,13 @@ def _at(found: Any, path: str) -> float:
     for part in path.split("."):
         found = found[int(part)] if isinstance(found, list) else found[part]
     return float(found)
+
+
+def ceilings(file: Path) -> str:
+    """Scores of clean clips after the VAE."""
+    found = json.loads(file.read_text())["after_vae"]
+    cells = [fixed(found[name], 3 if name == "Overall" else 4) for name in ("Overall", "drift", "flicker")]
+    return _table(["Overall", "drift", "flicker"], [cells])
 
 
 def row(file: Path, key: str, digits: str = "3", times: str = "1", **match: str) -> str:
@@ -101,92 +117,9 @@ def probe(file: Path) -> str:
     return _table(heads, cells)
 
 
-def ways(file: Path) -> str:
-    """Passes per clip and how alike each way around the branch ranks clips; 95% intervals over prompts."""
-    found = json.loads(file.read_text())
-    cells = []
-    for one in [found["full"], *found["ways"]]:
-        way, alike, reward = one["way"], one.get("correlation"), one.get("reward")
-        cells.append(
-            [
-                str(way.get("before_steps", 0)),
-                str(way["after_steps"]),
-                way["solver"],
-                ", ".join(f"{name} {value}" for name, value in way["cheap"].items()),
-                fixed(one["passes_per_clip"], 1),
-                "the full way" if alike is None else _with_interval(alike, 2),
-                "" if reward is None else _with_interval(reward, 3, signed=True),
-            ]
-        )
-    return _table(["steps before", "after", "solver", "cheap", "passes a clip", "rank correlation", "reward"], cells)
-
-
 def _with_interval(one: dict[str, float], digits: int, *, signed: bool = False) -> str:
     mean, low, high = (fixed(one[key], digits, signed=signed) for key in ("value", "low", "high"))
     return f"{mean} ({low} to {high})"
-
-
-def fsdp(file: Path) -> str:
-    """Errors and memory of FSDP on one GPU against none."""
-    cells = []
-    for found in json.loads(file.read_text())["cases"]:
-        case = found["case"]
-        kept = "yes" if case["checkpointing"] else "no"
-        errors = (found["relative_loss_error"], found["relative_gradient_error"])
-        cells.append(
-            [
-                "LoRA" if case["lora"] else "all weights",
-                "float32" if case["float32"] else "bfloat16",
-                kept + (", `cpu_offload`" if case["cpu_offload"] else ""),
-                *("0" if error == 0 else f"{error:.1e}" for error in errors),
-                *(fixed(found[kind]["gib_peak"], 1) for kind in ("plain", "fsdp")),
-            ]
-        )
-    heads = ["trained", "compute", "gradient checkpointing", "loss error", "gradient error", "GiB plain", "GiB FSDP"]
-    return _table(heads, cells)
-
-
-def full_size(file: Path) -> str:
-    """Seconds and peaks of passes of HunyuanVideo-1.5, and the formula's memory."""
-    found = json.loads(file.read_text())
-    lora, full = found["backward_lora"], found["backward_full"]
-    rows = [
-        ("forward pass, one branch: diffusers' own", found["forward"]["stock"], None),
-        ("forward pass: packed (ours)", found["forward"]["packed"], None),
-        ("forward pass: packed, compiled", found["forward"]["compiled"], None),
-        ("backward pass of a LoRA of rank 32, two branches: plain", lora["plain"], lora["formula_gib"]),
-        ("the same: FSDP", lora["fsdp"], None),
-        ("backward pass of all weights, without optimizer and anchor: plain", full["plain"], full["formula_gib"]),
-        ("the same: FSDP", full["fsdp"], None),
-        ("decoding a clip as a whole", found["decode"], None),
-        ("decoding in tiles (`model.vae_tiling`)", found["decode_tiled"], None),
-    ]
-    cells = [
-        [
-            name,
-            fixed(one["seconds"], 2),
-            fixed(one["gib_peak"], 1),
-            "" if formula is None else fixed(sum(formula.values()), 1),
-        ]
-        for name, one, formula in rows
-    ]
-    return _table(["", "seconds", "GiB at the peak", "formula"], cells)
-
-
-def one_iteration(file: Path) -> str:
-    """Phases of an iteration without and with FSDP, in seconds and GiB."""
-    runs = json.loads(file.read_text())["runs"]
-    cells = [
-        [kind, *(fixed(runs[name][key], 1) for name in ("plain", "fsdp") for key in keys)]
-        for kind, keys in (
-            (phase, (f"time/{phase}", f"time/peak_gib_{phase}")) for phase in ("rollout", "decode", "reward", "update")
-        )
-    ]
-    cells.append(["total", fixed(runs["plain"]["time/total"], 1), "", fixed(runs["fsdp"]["time/total"], 1), ""])
-    cells.append(
-        ["gradient norm", f"{runs['plain']['gradient/norm']:.3e}", "", f"{runs['fsdp']['gradient/norm']:.3e}", ""]
-    )
-    return _table(["phase", "plain: seconds", "GiB", "FSDP: seconds", "GiB"], cells)
 
 
 def plan_vs_measured(file: Path) -> str:
@@ -216,28 +149,6 @@ def under_limits(file: Path) -> str:
         for found in read(file)
     ]
     return _table(["case", "GiB at most", "peak", "plan"], cells)
-
-
-def crew(file: Path, prompts: str) -> str:
-    """research/benchmarks/workers.py, the row of so many prompts: seconds and megabytes with and without workers, beside plan (its seconds are of one process)."""
-    rows = [found for found in read(file) if found["plan"]["tasks"] == int(prompts)]
-    plan, runs = rows[-1]["plan"], rows[-1]["runs"]
-    planned = plan["phases"] | {"total": sum(plan["phases"].values())}
-    told = {name: (f"time/{name}", 1, planned[name]) for name in ("rollout", "decode", "update")}
-    told["iteration"] = ("time/total", 1, planned["total"])
-    told["records back, MB"] = ("crew/megabytes", 4, None)
-    told["largest gap of a log-probability"] = ("crew/gap", 1, None)
-    cells = [
-        [
-            name,
-            *(
-                "" if value is None else fixed(value, digits)
-                for value in (*(run.get(key) for run in runs.values()), said)
-            ),
-        ]
-        for name, (key, digits, said) in told.items()
-    ]
-    return _table(["seconds", *runs, "plan, one process"], cells)
 
 
 def memory_by_gpus(file: Path) -> str:
@@ -283,19 +194,143 @@ def summary_of(folder: Path) -> Any:
     return summarize(suite, rows)
 
 
-def scores(folder: Path) -> str:
-    """The table of a comparison."""
-    from sage_grpo.tools.compare.report import tables
+def arms(folder: Path, show: str, names: str = "") -> str:
+    """Arms of a comparison (all, or those between semicolons) by the quantities in `show`: a column's key (its value at the end), minus, equal,
+    equal_minus, clips and clips_minus (at the end, at equal network evaluations and at equal clips; of another column than the first as minus:KEY),
+    way, passes."""
+    summary = summary_of(folder)
+    wanted, kinds = [name for name in names.split(";") if name] or list(summary.arms), _words(show)
+    base = {kind: _base(summary.arms[wanted[0]], kind) for kind in kinds}
+    rows = [["base", *base.values()]] if any(base.values()) else []
+    rows += [[name, *(_shown(summary, name, kind) for kind in kinds)] for name in wanted]
+    return _table(["arm", *(_head(summary, kind) for kind in kinds)], rows)
 
-    return tables(summary_of(folder)).split("\n\n")[0]
+
+def _base(arm: Any, kind: str) -> str:
+    from sage_grpo.utils.text import number as plain
+
+    return plain(arm.base[kind]) if kind in arm.base else ""
 
 
-def differences(folder: Path) -> str:
-    """Paired differences from the baseline."""
-    from sage_grpo.tools.compare.report import tables
+def _shown(summary: Any, name: str, kind: str) -> str:
+    from sage_grpo.tools.compare.report import percent, plus_minus
 
-    parts = tables(summary_of(folder)).split("\n\n")
-    return parts[1] if len(parts) > 1 else "There is nothing to compare."
+    what, _, key = kind.partition(":")
+    found = summary.arms[name]
+    if what == "passes":
+        return fixed(found.passes, 0, grouped=True)
+    if what == "way":
+        return str(percent(found.way))
+    if what not in BUDGETED:
+        return str(plus_minus(found.final[what]))
+    signed = what.endswith("minus")
+    if signed and name == summary.suite.baseline:
+        return ""
+    return str(plus_minus(getattr(found, BUDGETED[what]).get(key or summary.suite.columns[0].key), signed=signed))
+
+
+BUDGETED = {
+    "minus": "difference",
+    "equal": "equal",
+    "equal_minus": "equal_difference",
+    "clips": "clips",
+    "clips_minus": "clips_difference",
+}
+
+
+def _head(summary: Any, kind: str) -> str:
+    what, _, key = kind.partition(":")
+    titles = {column.key: column.title for column in summary.suite.columns}
+    title = titles[key] if key else summary.suite.columns[0].title
+    heads = {
+        "minus": f"minus {summary.suite.baseline}" + (f", {titles[key]}" if key else ""),
+        "equal": f"{title} at {summary.budget:,.0f} evaluations",
+        "equal_minus": f"minus {summary.suite.baseline} at equal cost",
+        "clips": f"{title} at {summary.suite.clips or 0:,} clips",
+        "clips_minus": f"minus {summary.suite.baseline} at equal clips",
+        "way": "share of the gap closed",
+        "passes": "network evaluations",
+    }
+    return heads.get(what) or titles[what]
+
+
+FIGURE = re.compile(r"\{(\w+) (\S+)([^{}]*)\}")
+"""A figure in answers.yaml: {VIEW SUITE words}, SUITE a folder of research/results or a path from the repository's root."""
+
+
+def answers(file: Path, part: str) -> str:
+    """A part of answers.yaml with its figures: a list as bullets, heads and rows as a table, and suites as the table of all comparisons."""
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))[part]
+    if isinstance(content, list):
+        return "\n".join(f"- {_filled(file.parent, text)}" for text in content)
+    if part == "suites":
+        rows = [_suite_row(file.parent, name, *words) for name, words in content.items()]
+        return _table(["rows", "question", "answer", "seeds"], rows)
+    return _table(content["heads"], [[_filled(file.parent, str(cell)) for cell in row] for row in content["rows"]])
+
+
+def _filled(results: Path, text: str) -> str:
+    def figure(match: re.Match[str]) -> str:
+        place = results / match[2] if "/" not in match[2] else results.parents[1] / match[2]
+        words = [word.split("=", 1) if re.match(r"[a-z_]+=", word) else word for word in shlex.split(match[3])]
+        named = dict(word for word in words if isinstance(word, list))
+        return VIEWS[match[1]](place, *(word for word in words if isinstance(word, str)), **named)
+
+    return FIGURE.sub(figure, " ".join(text.split()))
+
+
+def _suite_row(results: Path, name: str, question: str, answer: str) -> list[str]:
+    counts = {arm.counts["done"] for arm in summary_of(results / name).arms.values()} - {0}
+    seeds = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else str(*counts)
+    return [f"[{name}]({name}/runs.jsonl)", question, _filled(results, answer), seeds]
+
+
+def published(file: Path, suite: str) -> str:
+    """The paper's rows of a setting beside ours. Overall is VQ + MQ + TA in both, as the paper has it, over seeds."""
+    from sage_grpo.tools.compare.report import plus_minus
+    from sage_grpo.utils.statistics import mean_interval
+
+    def cell(arm: str | None) -> str:
+        runs = _runs(file.parent / suite, arm or "")
+        found = [row["evaluations"][str(row["iterations"])] for row in runs]
+        return (
+            plus_minus(mean_interval([sum(one[part] for part in ("VQ", "MQ", "TA")) for one in found]))
+            if runs
+            else "not run"
+        )
+
+    cells = []
+    base = next(iter(summary_of(file.parent / suite).arms.values())).base
+    for method, kind, arm, theirs in json.loads(file.read_text(encoding="utf-8"))[suite]:
+        paper = [fixed(sum(theirs), 2), ", ".join(fixed(one, 2) for one in theirs)] if theirs else ["", ""]
+        ours = fixed(base["VQ"] + base["MQ"] + base["TA"], 3) if method == "base" else cell(arm)
+        cells.append([method, kind, *paper, ours])
+    return _table(["method", "KL", "paper: Overall", "paper: VQ, MQ, TA", "ours: Overall"], cells)
+
+
+def largest(folder: Path, metric: str) -> str:
+    """The largest value that a training metric has in any row."""
+    found = [value for row in loaded(folder)[1] for value in row["training"].get(metric, []) if value is not None]
+    return f"`{max(found):.0e}`"
+
+
+def pace(folder: Path, arm: str, over: str) -> str:
+    """Seconds of an iteration over those of another arm."""
+    return fixed(
+        operator.truediv(
+            *(statistics.fmean(row["seconds"]["iteration"] for row in _runs(folder, name)) for name in (arm, over))
+        ),
+        1,
+    )
+
+
+def between(folder: Path, arm: str, other: str, column: str = "Overall") -> str:
+    """Difference of an arm's end from another's, seed by seed, and prompt by prompt where the rows have those."""
+    from sage_grpo.tools.compare.report import plus_minus
+    from sage_grpo.tools.compare.summary import cells, difference, end
+
+    ours, theirs = (cells({row["seed"]: row for row in _runs(folder, name)}, column, end) for name in (arm, other))
+    return plus_minus(difference(ours, theirs), signed=True)
 
 
 def value(folder: Path, arm: str, column: str = "", kind: str = "final") -> str:
@@ -338,33 +373,6 @@ def budgets(folder: Path) -> str:
     return _table([head.replace("branch", summary.suite.baseline) for head in heads], rows)
 
 
-def both(folder: Path, other: str) -> str:
-    """Two comparisons of the same methods side by side, each minus its baseline: ahead or behind where the interval excludes zero, else level."""
-    from sage_grpo.tools.compare.report import plus_minus
-
-    first, second = summary_of(folder), summary_of(folder.parent / other)
-    heads = ["method"]
-    for axis in ("clips", "passes"):
-        heads += [f"equal {axis}, {folder.name}", f"equal {axis}, {other}", "so"]
-    rows = []
-    for name in (name for name in first.arms if name in second.arms and name != first.suite.baseline):
-        cells = [name]
-        for kind in ("clips_difference", "equal_difference"):
-            found = [getattr(one.arms[name], kind).get(one.suite.columns[0].key) for one in (first, second)]
-            sides = [_side(one) for one in found]
-            cells += [plus_minus(one, signed=True) for one in found]
-            cells.append(f"{sides[0]} in both" if sides[0] == sides[1] else " / ".join(sides))
-        rows.append(cells)
-    return _table(heads, rows)
-
-
-def _side(difference: Any) -> str:
-    if difference is None:
-        return "-"
-    away = difference.mean > difference.half or difference.mean < -difference.half
-    return "level" if not away else "ahead" if difference.mean > 0 else "behind"
-
-
 def at_equal(folder: Path, column: str, values: str, arms: str) -> str:
     """The first column where another one first reached these values, on the line between evaluations: means over the seeds that got there, and paired
     differences from the first of these arms."""
@@ -382,44 +390,6 @@ def at_equal(folder: Path, column: str, values: str, arms: str) -> str:
         rows.append(cells)
     heads = [head for value in wanted for head in (f"{first} at {other} {value}", f"minus {names[0]}")]
     return _table(["arm", *heads], rows)
-
-
-def equal_seconds(folder: Path) -> str:
-    """Seconds of an iteration, and the first column when the baseline's run is over, on the line between evaluations; evaluating is not counted, and a
-    run that is over sooner has its end."""
-    from sage_grpo.tools.compare.report import plus_minus
-    from sage_grpo.utils.statistics import mean_interval
-
-    summary = summary_of(folder)
-    baseline, first = summary.suite.baseline, summary.suite.columns[0]
-    paces = {
-        name: statistics.fmean(row["seconds"]["iteration"] for row in _runs(folder, name)) for name in summary.arms
-    }
-    whole = max(row["iterations"] for row in _runs(folder, baseline)) * paces[baseline]
-    theirs = _after_seconds(folder, baseline, whole / paces[baseline], first.key)
-    rows = []
-    for name, pace in paces.items():
-        found = _after_seconds(folder, name, whole / pace, first.key)
-        cells = [
-            name,
-            fixed(pace, 2),
-            fixed(pace / paces[baseline], 1),
-            plus_minus(mean_interval(list(found.values()))),
-        ]
-        rows.append([*cells, "" if name == baseline else _minus(found, theirs)])
-    heads = ["arm", "seconds an iteration", f"in those of {baseline}", f"{first.title} after {baseline}'s seconds"]
-    return _table([*heads, f"minus {baseline}"], rows)
-
-
-def _after_seconds(folder: Path, arm: str, iterations: float, key: str) -> dict[int, float]:
-    """A column by seed after so many iterations, which need not be whole."""
-    found = {}
-    for row in _runs(folder, arm):
-        points = sorted((int(point), scores[key]) for point, scores in row["evaluations"].items())
-        there = min(iterations, points[-1][0])
-        (before, low), (after, high) = next(pair for pair in pairwise(points) if there <= pair[1][0])
-        found[row["seed"]] = low + (high - low) * (there - before) / (after - before)
-    return found
 
 
 def gap_at_equal(folder: Path, column: str, value: str, arm: str, other: str) -> str:
@@ -449,12 +419,6 @@ def _where_reached(row: dict[str, Any], column: str, value: float, key: str) -> 
     return None
 
 
-def by_seed(folder: Path, arm: str, column: str = "Overall", digits: str = "3") -> str:
-    """A column of every seed's end, in the order of the seeds."""
-    ends = _ends(folder, arm, column)
-    return ", ".join(fixed(ends[seed], int(digits)) for seed in sorted(ends))
-
-
 def seeds_beyond(folder: Path, arm: str, column: str = "Overall", share: str = "", below_base: str = "") -> str:
     """In how many seeds a run ended beyond a share of the way to the ceiling, or (below_base=yes) below where it began."""
     key = next(one for one in summary_of(folder).suite.columns if one.key == column)
@@ -465,82 +429,10 @@ def seeds_beyond(folder: Path, arm: str, column: str = "Overall", share: str = "
     return f"{sum(found)} of {len(found)}"
 
 
-def told(folder: Path, arm: str, finding: str) -> str:
-    """First findings of a run's sentinel: seed and iteration, of every run that it did."""
-    firsts = [
-        (row["seed"], [n for n, name, _ in row.get("sentinel", []) if name == finding]) for row in _runs(folder, arm)
-    ]
-    return ", ".join(f"seed {seed} after {known[0]} iterations" for seed, known in firsts if known) or "no run"
-
-
-def first_words(folder: Path, arm: str) -> str:
-    """First finding of every run's sentinel, and after how many iterations, by seed."""
-    firsts = [next(iter(row["sentinel"]), None) for row in _runs(folder, arm)]
-    return ", ".join("nothing" if first is None else f"{first[1]} {first[0]}" for first in firsts)
-
-
-def told_in_time(folder: Path, arm: str, column: str = "Overall", share: str = "3") -> str:
-    """In how many runs the sentinel spoke before a column had lost one part in so many of its peak gain."""
-    runs, good = _runs(folder, arm), 0
-    for row in runs:
-        curve = {int(point): scores[column] for point, scores in row["evaluations"].items()}
-        base, peak = curve[0], max(curve.values())
-        first = next((number for number, _, _ in row["sentinel"]), None)
-        if first is not None:
-            then = curve[max(point for point in curve if point <= first)]
-            good += peak - then < (peak - base) / int(share)
-    return f"{good} of {len(runs)}"
-
-
 def acted(folder: Path, arm: str) -> str:
     """In how many runs the sentinel did more than warn."""
     runs = _runs(folder, arm)
     return f"{sum(any(action != 'warn' for _, _, action in row['sentinel']) for row in runs)} of {len(runs)}"
-
-
-PART_SIGNS = ("part_lost", "held_out_part_fell")
-
-
-def told_and_went_on(folder: Path, least: str = "90") -> str:
-    """In how many arms of all comparisons beside this one, with runs of at least so many iterations, those that were told of a part and went on end lower in
-    Overall than those that were told nothing of one."""
-    lower = arms = 0
-    for place in sorted(file.parent for file in folder.parent.glob("*/suite.json")):
-        for arm in summary_of(place).arms:
-            ends: dict[bool, list[float]] = {True: [], False: []}
-            runs = [row for row in _runs(place, arm) if "Overall" in row["evaluations"].get(str(row["reached"]), {})]
-            for row in runs:
-                if row["reached"] >= int(least) and all(action == "warn" for _, _, action in row["sentinel"]):
-                    told = any(name in PART_SIGNS for _, name, _ in row["sentinel"])
-                    ends[told].append(row["evaluations"][str(row["reached"])]["Overall"])
-            if ends[True] and ends[False] and len(runs) >= 3:
-                arms += 1
-                lower += statistics.fmean(ends[True]) < statistics.fmean(ends[False])
-    return f"{lower} of {arms}"
-
-
-def went_back(folder: Path, arm: str) -> str:
-    """Every run whose sentinel went back: seed, and after how many iterations."""
-    found = [
-        (row["seed"], [n for n, _, action in row["sentinel"] if action == "rollback"]) for row in _runs(folder, arm)
-    ]
-    return ", ".join(f"seed {seed} after {' and '.join(map(str, after))}" for seed, after in found if after) or "no run"
-
-
-def on_the_way(folder: Path, arm: str, seed: str, column: str = "Overall", points: str = "", digits: str = "3") -> str:
-    """A column of one seed's run where it was evaluated, or at some of these iterations."""
-    (row,) = [row for row in _runs(folder, arm) if row["seed"] == int(seed)]
-    wanted = _words(points) or sorted(row["evaluations"], key=int)
-    return ", ".join(fixed(row["evaluations"][point][column], int(digits)) for point in wanted)
-
-
-def past_best(folder: Path, arm: str, column: str = "Overall") -> str:
-    """In how many runs a score was higher at some evaluation than at the end."""
-    runs = [
-        [scores[column] for _, scores in sorted(row["evaluations"].items(), key=lambda one: int(one[0]))]
-        for row in _runs(folder, arm)
-    ]
-    return f"{sum(max(scores) > scores[-1] for scores in runs)} of {len(runs)}"
 
 
 def ahead_of(folder: Path, arm: str, other: str, column: str = "Overall") -> str:
@@ -548,15 +440,6 @@ def ahead_of(folder: Path, arm: str, other: str, column: str = "Overall") -> str
     last = [_ends(folder, name, column) for name in (arm, other)]
     both = last[0].keys() & last[1].keys()
     return f"{sum(last[0][seed] > last[1][seed] for seed in both)} of {len(both)}"
-
-
-def between(folder: Path, arm: str, other: str, column: str = "Overall") -> str:
-    """Difference of an arm's end from another's, seed by seed."""
-    from sage_grpo.tools.compare.report import plus_minus
-    from sage_grpo.utils.statistics import paired_interval
-
-    own, others = (_ends(folder, name, column) for name in (arm, other))
-    return plus_minus(paired_interval(own, others), signed=True)
 
 
 def made_again(folder: Path, again: str) -> str:
@@ -595,79 +478,7 @@ def steps(folder: Path, arms: str) -> str:
     return _table(["arm", "step", "gradient", "abs(b) / std", "1 / std", "gradient as weighted"], rows)
 
 
-def made(folder: Path) -> str:
-    """Command, machine, commit and seeds of a comparison."""
-    suite, rows, command = loaded(folder)
-    machines = sorted({row["machine"]["device"] for row in rows if "machine" in row})
-    commits = sorted({row["commit"] for row in rows if row.get("commit")})
-    # Rows are older than suites as files.
-    command = re.sub(r"python benchmarks/long_runs\.py", "sage-grpo", command)
-    if (Path(__file__).parents[1] / "suites" / f"{folder.name}.yaml").is_file():
-        command = re.sub(r"--suite (\w+)(?= |$)", r"--suite research/suites/\1.yaml", command)
-    place = f"research/results/{folder.name}/runs.jsonl"
-    asked = len(suite.arms) * len(suite.seeds)
-    runs = f"{len(rows)} runs" if len(rows) == asked else f"{len(rows)} of {asked} runs made"
-    return (
-        f"`{command}`, {', '.join(machines)}, commit {', '.join(commits) or 'unknown'}, {len(suite.seeds)} seeds, {runs}. Data: "
-        f"[{place}]({folder.name}/runs.jsonl); `sage-grpo compare --table research/results/{folder.name} --out runs/{folder.name}-drawn` draws it again."
-    )
-
-
-def leaderboard(file: Path, most: str = "20") -> str:
-    """The best entries of the leaderboard."""
-    from sage_grpo.tools.compare.report import plus_minus
-    from sage_grpo.utils.statistics import Interval
-
-    def cell(found: dict[str, Any] | None, *, signed: bool = False) -> str:
-        if found is None:
-            return "–"
-        half = math.nan if found["half"] is None else found["half"]
-        return plus_minus(Interval(found["mean"], half, found["count"]), signed=signed)
-
-    content = json.loads(file.read_text())
-    rows = [
-        [
-            str(entry["place"]["passes"]),
-            str(entry["place"]["clips"]),
-            entry["name"] + (" (supervised)" if entry["supervised"] else ""),
-            ", ".join(entry["trained_on"]),
-            cell(entry["at"]["passes"]),
-            cell(entry["at"]["clips"]),
-            cell(entry["final"]["Overall"]),
-            fixed(entry["passes"], 0, grouped=True),
-            cell(entry["final"]["drift"]),
-            cell(entry["gain_own"], signed=True),
-            cell(entry["gain_true"], signed=True),
-        ]
-        for entry in content["entries"][: int(most)]
-    ]
-    budgets = [f"Overall at {most:,} {name}" for name, most in content["rules"]["budgets"].items()]
-    heads = ["place by passes", "place by clips", "entry", "trained on", *budgets, "Overall at the end"]
-    return _table([*heads, "passes", "drift", "gain in its reward", "gain in truth"], rows)
-
-
 # ---- side by side
-
-
-def timed(file: Path, model: str, variant: str, what: str = "total", digits: str = "3", over: str = "") -> str:
-    """Seconds of research/benchmarks/side_by_side: of a phase of the whole job, or of a pass; divided by those of the variant that `over` names."""
-
-    def seconds(name: str) -> float:
-        line = [line for line in read(file) if (line["model"], line["variant"]) == (model, name)][-1]
-        return line["job_seconds"][what] if what in line.get("job_seconds", {}) else line["passes"][what]["seconds"]
-
-    return f"{seconds(variant) / (seconds(over) if over else 1.0):.{digits}g}"
-
-
-# ---- which steps gain and which pay
-
-
-def where(file: Path, seed: str, columns: str = "Overall,VQ,MQ,TA/shape,TA/size,drift") -> str:
-    """Scores with the trained weights at some of the steps only."""
-    rows = [row for row in read(file) if row["seed"] == int(seed)]
-    places = ", ".join(map(str, rows[0]["at"]))
-    cells = [[f"`{row['pattern']}`", *(fixed(row[name], 3) for name in _words(columns))] for row in rows]
-    return _table([f"seed {seed}, {rows[0]['iteration']} iterations at {places}", *_words(columns)], cells)
 
 
 def where_value(file: Path, seed: str, pattern: str, column: str, digits: str = "3") -> str:

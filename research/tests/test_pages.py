@@ -41,4 +41,18 @@ def test_a_figure_of_other_rows_is_found(monkeypatch) -> None:
     assert list(pictures.stale()) == []
     monkeypatch.setattr(pictures, "digest", lambda folders: "other")
     assert pictures.EVIDENCE in pictures.stale()
-    assert ROOT / "research/results/heat/curves.png" in pictures.stale()
+    assert ROOT / "research/results/regime/steps.png" in pictures.stale()
+
+
+def test_sentences_are_filled_in_from_the_rows(tmp_path) -> None:
+    (tmp_path / "answers.yaml").write_text(
+        "part:\n- It is {number research/benchmarks/results/ceiling.json after_vae.Overall digits=2}.\n"
+        "table: {heads: [a], rows: [['{number research/benchmarks/results/ceiling.json key=after_vae.Overall}']]}\n"
+    )
+    results = tmp_path / "research" / "results"
+    results.mkdir(parents=True)
+    file = (tmp_path / "answers.yaml").rename(results / "answers.yaml")
+    (tmp_path / "research" / "benchmarks").symlink_to(ROOT / "research" / "benchmarks")
+    assert pages.VIEWS["answers"](file, "part") == "- It is 1.92."
+    assert "| 1.919 |" in pages.VIEWS["answers"](file, "table")
+    assert list(pages.loose_numbers("{value x y} and 0.5")) == [(1, "0.5")]

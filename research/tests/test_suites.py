@@ -1,5 +1,5 @@
-"""The suites of research/suites and the pages of research/results: files load, the command of a page makes the very runs that it shows, and these
-show what is recommended."""
+"""The suites of research/suites and the rows of research/results: files load, a suite makes the very runs that its rows are of, and these show what is
+recommended."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pages
 import pytest
 from views import loaded
 
@@ -27,7 +28,9 @@ from sage_grpo.worlds.world import SHAPES
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "research/results"
 FILES = {file.stem: file for file in sorted((ROOT / "research/suites").glob("*.yaml"))}
-FIRST = [name for name in FILES if not name.startswith("scenes_")]
+WITHOUT = sorted({file.parent.name for file in RESULTS.glob(f"*/{store.SUITE}")} - {*FILES, "reuse"})
+"""Comparisons whose suite is beside the rows alone; the option of reuse is gone."""
+FIRST = [name for name in [*FILES, *WITHOUT] if not name.startswith("scenes_")]
 """Suites of the first world, whose keys are those of the rows. The rows of the second are older than its reward and model as files."""
 SHIFT = json.loads((ROOT / "src/sage_grpo/worlds/shapes/assets/scheduler/scheduler_config.json").read_text())["shift"]
 
@@ -35,19 +38,22 @@ SHIFT = json.loads((ROOT / "src/sage_grpo/worlds/shapes/assets/scheduler/schedul
 @cache
 def jobs_of(name: str, size: Size) -> tuple[CompareJob, ...]:
     """One job per arm, made once: parsing settings is what takes time here."""
-    suite = load(FILES[name], size)
+    suite = load(FILES[name], size) if name in FILES else loaded(RESULTS / name)[0]
     return tuple(prepare(replace(suite, seeds=suite.seeds[:1]), start))
 
 
 @pytest.mark.quick
-def test_every_page_has_a_suite_and_every_suite_a_page() -> None:
-    assert {file.parent.name for file in RESULTS.glob(f"*/{store.SUITE}")} == {*FILES, "reuse"}  # its option is gone
+@pytest.mark.parametrize("name", WITHOUT)
+def test_a_suite_that_is_beside_the_rows_alone_is_written_as_a_file(name: str, tmp_path: Path) -> None:
+    file = tmp_path / f"{name}.yaml"
+    file.write_text(pages.suite_file(name))
+    assert replace(load(file), notes="") == replace(loaded(RESULTS / name)[0], notes="")
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("name", FILES)
 def test_a_suite_is_what_was_asked_for(name: str) -> None:
-    """The arms, seeds and columns beside the rows are those of the file, as far as its page was made of it."""
+    """The arms, seeds and columns beside the rows are those of the file, as far as they were run."""
     suite, asked = load(FILES[name]), loaded(RESULTS / name)[0]
     assert {arm.name for arm in asked.arms} <= {arm.name for arm in suite.arms}
     assert [(one.key, one.ceiling and round(one.ceiling, 9)) for one in asked.columns] == [
@@ -58,7 +64,7 @@ def test_a_suite_is_what_was_asked_for(name: str) -> None:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("name", FIRST[::6])  # all are prepared at full size below
+@pytest.mark.parametrize("name", [name for name in FIRST if name in FILES][::6])  # all are prepared at full size below
 def test_a_suite_prepares_at_smoke_size(name: str) -> None:
     jobs = jobs_of(name, "smoke")
     assert {(job.config.iterations, job.points, job.seed) for job in jobs} <= {(2, (0, 2), 1000), (2, (), 1000)}
@@ -66,15 +72,16 @@ def test_a_suite_prepares_at_smoke_size(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FIRST)
-def test_the_command_of_a_page_makes_the_runs_that_it_shows(name: str) -> None:
+def test_a_suite_makes_the_runs_of_its_rows(name: str) -> None:
     """The key of a run is that of its settings: a preset that changes must leave what was measured with it pinned in the arm."""
     _, _, command = store.load_suite(RESULTS / name)
     found = re.search(r"--suite (\S+)(?: --size (\S+))?", command)
     assert found, command
     assert found[1] == name
     size: Any = found[2] or "full"
+    suite = load(FILES[name], size) if name in FILES else loaded(RESULTS / name)[0]
     rows = store.read_rows(RESULTS / name / store.ROWS)
-    measured = {(row["arm"], row["key"]) for row in rows if row["seed"] == load(FILES[name], size).seeds[0]}
+    measured = {(row["arm"], row["key"]) for row in rows if row["seed"] == suite.seeds[0]}
     assert measured
     assert measured <= {(job.arm, job.key) for job in jobs_of(name, size)}
 
@@ -131,7 +138,7 @@ def test_a_report_can_be_written_of_the_rows_that_are_kept(folder: Path) -> None
 def test_the_recommended_recipe_is_ahead_of_all_others_at_equal_passes_and_no_farther_from_the_manifold(
     name: str, recommended: str
 ) -> None:
-    """Recommendations of the pages must stand in the rows: intervals that exclude 0, and no drift elsewhere that is lower beyond its interval."""
+    """Recommendations of the pages are in the rows: intervals that exclude 0, and no drift elsewhere that is lower beyond its interval."""
     suite, rows, _ = loaded(RESULTS / name)
     arms = summarize(replace(suite, baseline=recommended), rows).arms
     others = [arm for arm in arms.values() if not arm.name.startswith("branch")]

@@ -56,8 +56,6 @@ class Conditioning:
     tensors: Mapping[str, Tensor]
     negative: Mapping[str, Tensor] | None = None
     """Inputs of the unconditional branch for classifier-free guidance; None when guidance is off."""
-    source: Tensor | None = None
-    """Latents of the clip that a sample starts from, noised to the first level of its grid; None starts from noise alone."""
 
 
 @dataclass(frozen=True)

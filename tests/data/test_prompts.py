@@ -74,13 +74,15 @@ def test_a_last_image_goes_with_a_first(tmp_path: Path) -> None:
 
 
 def test_files_of_a_prompt_are_columns_and_each_makes_it_another_prompt() -> None:
-    files = {name: Path(f"{name}.x") for name in ("image", "last_image", "source_video")}
+    files = {name: Path(f"{name}.x") for name in ("image", "last_image")}
     whole = Prompt("a", **files)
     assert whole.columns() == {name: f"{name}.x" for name in files}
     assert whole.columns(absolute=True)["image"] == str(Path("image.x").absolute())
     assert whole.files == tuple(files.values())
     others = [replace(whole, **change) for change in ({"seed": 1}, *({one: None} for one in files))]
-    assert len({whole, *others}) == 5
+    assert len({whole, *others}) == 4
+    with pytest.raises(ValueError, match="clips to start from"):
+        prompts_of([{"prompt": "a cat", "source_video": "a.mp4"}])
     with pytest.raises(ValueError, match="places of a clip"):
         prompts_of([{"prompt": "a cat", "conditions": [{"image": "a.png", "frame_index": 8}]}])
     with pytest.raises(ValueError, match="is not text"):

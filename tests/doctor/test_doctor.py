@@ -71,6 +71,8 @@ def test_command_fails_before_it_loads_anything(tmp_path, capsys, monkeypatch) -
     file.write_text(f"recipe: shapes/sage\ndata:\n  prompts: {tmp_path}/nothing.txt\n")
     assert main(["doctor", str(file)]) == 1
     text = "".join(capsys.readouterr().out.split())
+    text, _, page = text.partition("Whattochangewhenarungoeswrong:")
+    assert (Path(__file__).parents[2] / page).is_file()
     assert "nothing.txt" in text
     assert "rank1:3" in text
     # "versions" is skipped where the package itself is not installed

@@ -21,12 +21,12 @@ from sage_grpo.models.families.ltx2 import Ltx2
 from sage_grpo.models.guidance import Guidance, token_norm
 from sage_grpo.models.lora import EXPERT_KEY
 from sage_grpo.models.network.inputs import LatentGrid, check_image, seen_tokens
-from sage_grpo.models.policy import Policy, integrate, started
+from sage_grpo.models.policy import Policy, integrate
 from sage_grpo.models.schedulers import scheduler_shift
 from sage_grpo.models.spec import AdapterSpec, LoraSpec, ModelSpec, find_family
 from sage_grpo.samplers.kernels import Ode, Sage
 from sage_grpo.samplers.schedule import Schedule
-from sage_grpo.types import Conditioning, VideoSpec
+from sage_grpo.types import VideoSpec
 
 
 def of(kind: type, **fields):
@@ -188,8 +188,8 @@ def test_a_dynamic_shift_is_a_line_in_the_number_of_tokens() -> None:
 
 
 def test_pipelines_that_run_wans_checkpoints() -> None:
-    ran = {wan.FROM_CLIP: "WanPipeline", "WanImageToVideoPipeline": "WanImageToVideoPipeline"}
-    assert {name: wan.Wan._pipeline({"_class_name": name}) for name in ran} == ran
+    for name in ("WanPipeline", "WanImageToVideoPipeline"):
+        assert wan.Wan._pipeline({"_class_name": name}) == name
     assert wan.Wan._pipeline({"_class_name": "WanPipeline", "expand_timesteps": True}) == "WanImageToVideoPipeline"
 
 
@@ -237,9 +237,6 @@ def test_a_whole_schedule() -> None:
     x = integrate(policy, torch.zeros(1, 2), [], progress=lambda *n: told.append(n))
     assert x.tolist() == [[-3.0, -3.0]]  # one unit of time against the velocity
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    noise, source = torch.tensor([[1.0], [2.0]]), Conditioning({}, source=torch.tensor([5.0]))
-    assert started(noise, torch.tensor(0.25), [source, Conditioning({})]).tolist() == [[0.75 * 5 + 0.25], [2.0]]
-    assert started(noise, torch.tensor(0.25), [Conditioning({})] * 2) is noise
     broken, start = Line(), torch.zeros(1, 1)
     broken.velocity = lambda x, sigma, conditions, **_: x if sigma > 0.9 else x / 0
     with pytest.raises(ModelError, match="The sample after step 2 holds NaN"):

@@ -72,12 +72,6 @@ ASKED = [
     ("ltx", {"options": {"decode_timestp": 0.1}}, "no option .decode_timestp.. Did you mean .decode_timestep."),
     ("sd3", {"options": {"x": 1.0}}, r'no option "x"\. It has none'),
     ("ltx", {"options": {"decode_timestep": 0.1}}, "takes no timestep"),
-    ("wan22_t2v", {"options": {"strength": 0.5}}, "two networks"),
-    ("wan_i2v", {"options": {"strength": 0.5}}, "is image-to-video"),
-    ("wan22_5b_t2v", {"options": {"strength": 0.5}}, "the VAE of 2.2"),
-    ("wan_t2v", {"options": {"strength": 0.5}, "sigmas": [0.9, 0.5]}, r"model\.sigmas states another"),
-    ("wan_t2v", {"options": {"strength": 0.0}}, "above 0 and is at most 1"),
-    ("wan_t2v", {"options": {"strength": 1.01}}, "above 0 and is at most 1"),
     ("hunyuan15_t2v", {"lora": LoraSpec(targets=["to_k", "attn.to_qq"])}, r"binds to no Linear module.*attn\.to_q"),
 ]
 

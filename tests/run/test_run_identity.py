@@ -65,7 +65,7 @@ def test_everything_of_a_prompt_is_its_content(tmp_path: Path) -> None:
         return tmp_path / name
 
     other = file("other")
-    names = ("image", "last_image", "source_video")
+    names = ("image", "last_image")
     prompt = Prompt("a cat", seed=3, metadata={"tags": ["red"]}, clips=(file("good"), file("bad")))
     prompt = replace(prompt, **{name: file(name) for name in names})
     changes: list[dict[str, Any]] = [{name: other} for name in names]

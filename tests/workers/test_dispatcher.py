@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-import tiny
 from in_process_pool import with_workers
 from sage_grpo.distributed.spec import RaySpec
 from sage_grpo.distributed.world import World
@@ -21,7 +20,6 @@ from sage_grpo.samplers.windows import Window
 from sage_grpo.training import inputs
 from sage_grpo.training.config import BatchConfig
 from sage_grpo.types import Conditioning
-from sage_grpo.utils.video import write_mp4
 from sage_grpo.workers.messages import WorkerError, moved
 from sage_grpo.workers.ray_pool import Worker, measured_attention
 from trainer_helpers import resume, same, weights_of
@@ -185,26 +183,10 @@ def test_a_run_with_old_weights_is_continued_with_them(config, make_trainer, mon
     assert_alike((found, weights_of(second)), (rows, weights_of(whole)))
 
 
-@pytest.mark.slow
-def test_clips_to_start_from_are_sent_with_the_task(make_config, make_trainer, monkeypatch, tmp_path) -> None:
-    write_mp4(tmp_path / "dog.mp4", torch.stack([tiny.image(frame, 16, 16) for frame in range(5)]), 8.0)
-    (tmp_path / "rows.csv").write_text("prompt,source_video\na dog,dog.mp4\na cat,dog.mp4\n")
-    model = {"frames": 5, "options": {"strength": 0.7}, "lora": LoraSpec(rank=2)}
-    made = make_config(kind="wan_t2v", model=model, rollout={"steps": 3}, batch=BatchConfig(prompts=2, group_size=2))
-    made = replace(made, data=replace(made.data, prompts=str(tmp_path / "rows.csv"), eval_prompts=None))
-    alone = run(make_trainer(made), 1)
-    trainer = with_workers(monkeypatch, on_ray(made), "a", "b")
-    trainer.encode_prompts()
-    monkeypatch.setattr(inputs, "read_video", None)  # once encoded, clips are not read again, by workers least of all
-    assert_alike(run(trainer, 1), alone)
-
-
 def test_conditions_that_are_one_object_stay_one() -> None:
     shared = torch.ones(2)
-    one, other = Conditioning({"text": shared}), Conditioning({"text": shared}, source=torch.ones(3))
+    one, other = Conditioning({"text": shared}), Conditioning({"text": shared})
     there = moved({0: one, 1: one, 2: other}, torch.device("meta"))
-    assert there[0].source is None
-    assert there[2].source.device.type == "meta"
     assert there[0] is there[1]
     assert there[2] is not there[0]
     assert there[2].tensors["text"] is there[0].tensors["text"]

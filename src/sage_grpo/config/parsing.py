@@ -27,7 +27,7 @@ ANY = object()
 _UNMEASURED = "no measurement showed its gain"
 _ELSEWHERE = "a reward elsewhere is a server, sage-grpo serve-reward"
 GONE: dict[str, tuple[Any, str]] = {
-    "update.reuse": (0, "learning again from earlier rollouts did not help, research/results/reuse.md"),
+    "update.reuse": (0, "learning again from earlier rollouts did not help, research/results/README.md"),
     "anchor.skip_below": (ANY, "the reference's pass is never left out"),
     "model.packed": (True, "the stock forward of HunyuanVideo-1.5 was there to compare with only"),
     "model.decoder": (None, _UNMEASURED),

@@ -38,23 +38,22 @@ class Prompt:
     clips: tuple[Path, ...] = ()
     """Clips of it to learn from (data/examples.py): the better one and the worse, or one alone."""
     last_image: Path | None = None  # last frame, for models that go from one picture to another
-    source_video: Path | None = None  # the clip that rollouts start from, for video-to-video
 
     def __post_init__(self) -> None:
         check_prompt(self.text)
 
     @property
     def files(self) -> tuple[Path, ...]:
-        return tuple(file for file in (self.image, self.last_image, self.source_video) if file is not None)
+        return tuple(file for file in (self.image, self.last_image) if file is not None)
 
     def columns(self, *, absolute: bool = False) -> dict[str, Any]:
         """The same as columns of a prompt file; `absolute` writes absolute paths."""
-        files = {"image": self.image, "last_image": self.last_image, "source_video": self.source_video}
+        files = {"image": self.image, "last_image": self.last_image}
         return {name: str(file.absolute() if absolute else file) for name, file in files.items() if file is not None}
 
 
 def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt]:
-    """Read prompts: .txt (one a line, # comments), .csv (columns prompt, seed, image, last_image, source_video), .jsonl (the same keys) or .json (a
+    """Read prompts: .txt (one a line, # comments), .csv (columns prompt, seed, image, last_image), .jsonl (the same keys) or .json (a
     list of objects or strings, or an object from ids to them); or the name of a set of the package, "starter" or "starter_eval". Other columns become
     metadata for rewards. `names` are the known names that an error suggests."""
     if not str(source).strip():
@@ -166,22 +165,16 @@ def prompt_of(row: Mapping[str, Any], where: str, folder: Path) -> Prompt:
     except ValueError as error:
         raise ValueError(f"{where}: seed must be a whole number, got {seed!r}.") from error
     metadata = {name: value for name, value in row.items() if name not in (*COLUMNS, column)}
-    image, last, source = (
-        _file_of(row, names, where, folder)
-        for names in (("image", "ref_image_path"), ("last_image",), ("source_video",))
-    )
+    image, last = (_file_of(row, names, where, folder) for names in (("image", "ref_image_path"), ("last_image",)))
     if last is not None and image is None:
         raise ValueError(f"{where}: there is a last_image, {last}, but no image for the first frame.")
-    if source is not None and row.get("strength") not in (None, ""):
-        raise ValueError(
-            f"{where}: a strength beside a source_video is one number for the whole run, which fixes its noise levels: give it as model.options, and "
-            "leave the column out."
-        )
+    if row.get("source_video"):
+        raise ValueError(f"{where}: clips to start from (source_video) are not supported: leave the column out.")
     if row.get("conditions"):
         raise ValueError(
             f"{where}: pictures and clips at places of a clip (conditions) are not supported: a first frame is the column image, a last one last_image."
         )
-    return Prompt(text, number_or_none, image, MappingProxyType(metadata), last_image=last, source_video=source)
+    return Prompt(text, number_or_none, image, MappingProxyType(metadata), last_image=last)
 
 
 def _file_of(row: Mapping[str, Any], columns: Sequence[str], where: str, folder: Path) -> Path | None:
@@ -277,8 +270,8 @@ Row = str | Mapping[str, Any] | Prompt  # A row that can become a prompt
 
 
 def prompts_of(rows: Iterable[Row] | Frame, what: str = "prompts") -> list[Prompt]:
-    """Every row as a prompt: a string, a mapping with the columns of a prompt file (`prompt`, and optionally `seed`, `image`, `last_image` and
-    `source_video`; others are metadata for rewards), or a Prompt. All rows are read now. `what` names them in errors."""
+    """Every row as a prompt: a string, a mapping with the columns of a prompt file (`prompt`, and optionally `seed`, `image` and `last_image`;
+    others are metadata for rewards), or a Prompt. All rows are read now. `what` names them in errors."""
     if isinstance(rows, (str, bytes, Path)):
         raise ValueError(f"{what} must be rows, got {str(rows)!r}: give a list, or name a file in the config.")
     if isinstance(rows, Mapping):

@@ -143,7 +143,7 @@ def _sample(
     """The latents of a batch; each clip's noise depends on its own seed alone."""
     import torch
 
-    from sage_grpo.models.policy import build_solver, integrate, solve, started
+    from sage_grpo.models.policy import build_solver, integrate, solve
     from sage_grpo.samplers.noise import keyed_noise
 
     shape, device = model.latent_shape(), model.device
@@ -155,7 +155,7 @@ def _sample(
     def noise(*purpose: int | str) -> Tensor:
         return torch.stack([keyed_noise(shape, "generate", clip.seed, *purpose) for clip in clips]).to(device)
 
-    start = started(noise("start"), model.sigmas(options.steps)[0], conditions)
+    start = noise("start")
     if options.kernel.name == "ode":
         return solve(model, build_solver(model, options.solver, options.steps), start, conditions, progress=progress)
     return integrate(_policy(options, model), start, conditions, lambda step: noise("step", step), progress)

@@ -142,7 +142,7 @@ class RewardParts:
     """The best mean of each part of the trained reward over `window` iterations, with its squared standard error.
 
     A part may be lost while the total looks harmless: once all clips of a group are equal in a respect, no advantage
-    depends on it, and a policy does not regain it by itself (research/results/where.md).
+    depends on it, and a policy does not regain it by itself (research/results/samplers.md).
     """
 
     def __init__(self, weights: Mapping[str, float], window: int) -> None:

@@ -39,10 +39,6 @@ class VelocityModel(Protocol):
         """Device of its network."""
 
     @property
-    def shift(self) -> float:
-        """Shift of the noise schedule that the checkpoint was made for."""
-
-    @property
     def guidance_scale(self) -> float:
         """Default scale of classifier-free guidance in `velocity`; 1 is none."""
 
@@ -137,18 +133,6 @@ class ClipEncoder(Protocol):
         """A key, equal where equal clips give equal latents; cached latents are stored by it."""
 
 
-class ClipStart(Protocol):
-    """A start from a clip instead of pure noise; the model's grid then begins at the level that the clip is noised to."""
-
-    @property
-    def strength(self) -> float:
-        """Share of the steps from pure noise that grids keep, their last ones."""
-
-    def source(self, key: str, clip: Callable[[], Tensor]) -> Tensor:
-        """The latents, on the CPU, of a clip to start from: uint8 F x H x W x 3 of the model's format, called only if no latents of this key
-        are cached."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Abilities:
     """Everything that a model may be able to do beyond VelocityModel, as its attribute `abilities`; None is not at all."""
@@ -170,8 +154,6 @@ class Abilities:
     """Latents to the sound of their clips."""
     encoder: ClipEncoder | None = None
     """The encoder of clips."""
-    start: ClipStart | None = None
-    """The start from a clip; None starts from noise."""
     split_sequence: Callable[[SequenceParallel], None] | None = None
     """From now on run only this rank's part of every clip's tokens."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -98,19 +98,3 @@ class WanCodec(Codec):
     def chunks(self, z: Tensor) -> Iterable[Tensor]:
         in_turn = type(self.vae).__name__ == "AutoencoderKLWan" and not self.vae.use_tiling
         return wan_pixels(self.vae, z) if in_turn else super().chunks(z)
-
-
-class Start:
-    """A start from a clip, for the pipelines that have a strength."""
-
-    def __init__(self, model: Any, strength: float) -> None:
-        self.model, self.strength = model, strength
-
-    def source(self, key: str, clip: Callable[[], Tensor]) -> Tensor:
-        codec, sources = self.model.codec, self.model.sources
-        parts = ("source", codec.key(), key)
-        latents = sources.get(parts)
-        if latents is None:
-            latents = self.model.cache.get(parts, lambda: {"source": codec.to_latents(clip()[None])[0]})["source"]
-        sources[parts] = latents
-        return latents

@@ -18,7 +18,7 @@ from sage_grpo.models import ModelError, lora
 from sage_grpo.models.base import Abilities, Part, Progress
 from sage_grpo.models.checkpoints import checkpoint, export
 from sage_grpo.models.checkpoints.cache import condition, open_cache
-from sage_grpo.models.codec import Codec, Start
+from sage_grpo.models.codec import Codec
 from sage_grpo.models.devices import DTYPES, Home, autocast, choose_device, load_dtypes, master_weights
 from sage_grpo.models.experts import Experts, prepare_training, trained_components
 from sage_grpo.models.guidance import Guidance, check_guidance, read_guidance, run_both, warn_if_distilled
@@ -26,7 +26,7 @@ from sage_grpo.models.network.attention import Shape, checked_backend, choose_ba
 from sage_grpo.models.network.blocks import compile_blocks, keep_activations
 from sage_grpo.models.network.gradients import empty
 from sage_grpo.models.network.inputs import LatentGrid, choose_video, first_given, in_equal_batches
-from sage_grpo.models.schedulers import StockSchedule, check_scheduler, scheduler_shift, steps_from_noise
+from sage_grpo.models.schedulers import StockSchedule, check_scheduler, scheduler_shift
 from sage_grpo.models.spec import ModelSpec, explicit_sigmas
 from sage_grpo.types import Conditioning, Keep, VideoSpec
 
@@ -36,6 +36,8 @@ JOINT_ATTENTION = (
     *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
 )
 """Attention of two streams that attend together: modules that a LoRA adapts."""
+LAST_QUERIES = ("LAST.attn.add_q_proj.", "LAST.attn.norm_added_q.")
+"""The text's queries in the last block of such a network, whose answers nothing reads: their gradient is zero."""
 CROSS_ATTENTION = (
     *("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0"),
     *("attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0"),
@@ -60,8 +62,10 @@ class Traits:
     read_here: tuple[str, ...] = ()  # components that the family reads itself
     decoders: tuple[str, ...] = ("vae",)  # components that make a clip of latents
     inputs: Mapping[str, str] = field(default_factory=dict)
-    """Inputs that the network reads of a prompt, each with the config's name for its width: "text" has tokens, any other is one vector.
-    They serve to find parameters that nothing reads; where it is empty, all are trained."""
+    """Inputs that the network reads of a prompt, each with the config's name for its width: "text" has tokens, any other is one vector."""
+    unread: tuple[str, ...] = ()
+    """Beginnings of names of parameters that no output depends on, such as LAST.ff_context: the last block's text stream, which nothing reads. They
+    are not trained: parameters without gradients break sharded optimizers and checkpoints."""
     text_tokens: int = 0  # tokens of a prompt, for the cost of training: the padded length, or that of a long prompt
     ragged: tuple[tuple[str, int], ...] = ()  # inputs of a block (name, dimension) whose length differs between prompts
     padded: bool = False  # the network attends to its text's padding, so that encodings hold it and all have one length
@@ -136,11 +140,9 @@ class FamilyModel(ABC):
         """Decisions while loading with their reasons, and the result of merging a LoRA, as text for the user."""
         self.stock_pipeline = str(index["_class_name"])
         """Name of the pipeline that samples as this model does, for messages."""
-        self.strength: float | None = None
-        """Share of the steps from pure noise that samples make which start from a clip; None starts from noise."""
         self.pictures = {1} if "ImageToVideo" in self.stock_pipeline else {0}
         """Allowed numbers of pictures of a sample: 0 none, 1 the first frame, 2 the first and the last."""
-        self.unused: set[str] = set()  # parameters of the transformer that no clip of this format reads
+        self.unused: tuple[str, ...] = ()  # the same as `Traits.unread`, of this checkpoint or this format of clips
         self.reading = ""
         """Further dependencies of an encoding besides files, class, precision and text: FLUX.1's number of tokens. Part of the cache's key."""
         self.experts = Experts(spec, index, pipe)
@@ -164,7 +166,6 @@ class FamilyModel(ABC):
         self.guidance = self._guidance_style()
         self.guidance_scale = float(first_given(spec.guidance_scale, self.guidance.scale, self.traits.guidance_scale))
         self.conditions: WeakValueDictionary[tuple[str, str], Conditioning] = WeakValueDictionary()
-        self.sources: WeakValueDictionary[tuple[str, ...], Tensor] = WeakValueDictionary()
         self.cache, self._home = open_cache(self), Home()
         self.places: dict[str, torch.device] = dict.fromkeys(("network", "text", "vae"), self.device)
         self.lora_targets = (spec.lora.targets if spec.lora is not None else []) or list(self.traits.lora_targets)
@@ -246,7 +247,6 @@ class FamilyModel(ABC):
             solver=self.schedule.solver,
             pixels=self.codec.pixels,
             encoder=self.codec,
-            start=None if self.strength is None else Start(self, self.strength),
         )
 
     @property
@@ -301,8 +301,7 @@ class FamilyModel(ABC):
     def sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
         if self.spec.sigmas:
             return explicit_sigmas(self.spec.sigmas, num_steps, shift)
-        steps = steps_from_noise(num_steps, self.strength)
-        return self.schedule.sigmas(steps, shift)[steps - num_steps :]
+        return self.schedule.sigmas(num_steps, shift)
 
     def velocity(
         self,

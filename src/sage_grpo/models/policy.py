@@ -12,7 +12,6 @@ from torch import Tensor
 from sage_grpo.models import ModelError, no_numbers
 from sage_grpo.models.base import Progress, VelocityModel, abilities
 from sage_grpo.samplers.kernels import Kernel, Ode
-from sage_grpo.samplers.path import interpolate
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.solvers import GridSolver, Solver, SolverName
 from sage_grpo.samplers.transition import Gaussian, Transition
@@ -64,14 +63,6 @@ class Policy:
         for place in self.places:
             mean = torch.cat([mean[:, : place.start], law.mean[:, place], mean[:, place.stop :]], dim=1)
         return Step(gaussian=Gaussian(mean, law.std, law.batch_ndim, self.places), velocity=v)
-
-
-def started(noise: Tensor, sigma: Tensor, conditions: Sequence[Conditioning]) -> Tensor:
-    """First states on a grid that begins at sigma: the noise, or the source clips of the conditions noised to sigma."""
-    if all(one.source is None for one in conditions):
-        return noise
-    clean = [eps if one.source is None else one.source.to(eps) for eps, one in zip(noise, conditions)]
-    return interpolate(torch.stack(clean), noise, float(sigma))
 
 
 def integrate(

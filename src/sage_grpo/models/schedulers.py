@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +123,6 @@ def own_sigmas(scheduler: Any, num_steps: int, shift: float, *, even: bool) -> T
     return torch.where(sigmas > 1 - 2e-6, 1.0, sigmas)
 
 
-def steps_from_noise(num_steps: int, strength: float | None) -> int:
-    """Number of steps of the grid from pure noise whose last `num_steps` a pipeline makes that starts from a clip; the smallest of several."""
-    return num_steps if strength is None else next(n for n in count(num_steps) if int(n * strength) >= num_steps)
-
-
 class StockSchedule:
     """A view of a FamilyModel: its scheduler, as the stock pipeline uses it."""
 
@@ -151,26 +145,24 @@ class StockSchedule:
             raise ModelError(
                 'solver "checkpoint" has its own grid, and model.sigmas states another: use solver "euler".'
             )
-        steps = steps_from_noise(num_steps, self.model.strength)
-        scheduler = self.scheduler(steps, self.shift(steps) if shift is None else shift)
-        return SchedulerSolver(scheduler, steps - num_steps)
+        return SchedulerSolver(self.scheduler(num_steps, self.shift(num_steps) if shift is None else shift))
 
 
 class SchedulerSolver:
     """A diffusers scheduler as a Solver, for one sampling: with it, samples equal the stock pipeline's."""
 
-    def __init__(self, scheduler: Any, first: int = 0) -> None:
-        self._scheduler, self._first = scheduler, first
-        scheduler.set_begin_index(first)
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        scheduler.set_begin_index(0)
 
     @property
     def num_steps(self) -> int:
-        return len(self._scheduler.timesteps) - self._first
+        return len(self._scheduler.timesteps)
 
     def step(self, index: int, x: Tensor, velocity: Velocity) -> Tensor:
-        place, done = self._first + index, (self._scheduler.step_index or self._first) - self._first
+        done = self._scheduler.step_index or 0
         if index != done:
             raise ValueError(f"Step {index} was asked for after {done} steps: a solver serves one sampling, in order.")
-        timestep = self._scheduler.timesteps[place]
-        v = velocity(x, self._scheduler.sigmas[place], timestep=timestep)
+        timestep = self._scheduler.timesteps[index]
+        v = velocity(x, self._scheduler.sigmas[index], timestep=timestep)
         return self._scheduler.step(v, timestep, x, return_dict=False)[0]

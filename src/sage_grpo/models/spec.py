@@ -68,7 +68,7 @@ class ModelSpec:
     revision: Content[str | None] = None
     """Branch, tag or commit of a hub id."""
     family: str | None = None
-    """Model family (hunyuan15, wan, ltx, ...) or your module's import path; None reads it from the checkpoint."""
+    """Model family (hunyuan15, wan, ltx2, ...) or your module's import path; None reads it from the checkpoint."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the network; use float32 on a CPU."""
     vae_dtype: Literal["float32", "bfloat16"] | None = None

@@ -15,7 +15,7 @@ from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.world import World
 from sage_grpo.models.base import VelocityModel, sound_of
 from sage_grpo.models.distilled import USUAL
-from sage_grpo.models.policy import build_solver, solve, started
+from sage_grpo.models.policy import build_solver, solve
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.training.config import EvalConfig
@@ -70,8 +70,7 @@ def evaluate(
     for number, batch in enumerate(share):
         noise = torch.stack([_start(model.latent_shape(), m, prompts[m.group], config.seed) for m in batch.members])
         own = [conditions[member.group] for member in batch.members]
-        x = started(noise.to(model.device), model.sigmas(steps)[0], own)
-        latents = solve(model, build_solver(model, config.solver, steps), x, own)
+        latents = solve(model, build_solver(model, config.solver, steps), noise.to(model.device), own)
         if number in decoded:
             made += zip(batch.members, model.decode(latents), latents)
         progress(number + 1, len(share))

@@ -1,9 +1,10 @@
-"""Builds a run's prompts, rewards and model from its configuration or from objects of a Python program."""
+"""A run's prompts, rewards and model, from its configuration or from objects of a Python program; and the encoding of prompts and given clips."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,11 +12,11 @@ import torch
 from torch import Tensor
 
 from sage_grpo.config.parsing import ConfigError
-from sage_grpo.data.examples import Examples, content_hash, fault_of, fitted, load_examples, usable
-from sage_grpo.data.prompts import SETS, Frame, Prompt, Row, load_prompts, prompts_of
+from sage_grpo.data.examples import Examples, content_hash, fitted, load_examples, usable
+from sage_grpo.data.prompts import SETS, Frame, Prompt, PromptStream, Row, load_prompts, look_ahead, prompts_of
 from sage_grpo.distributed.world import World
-from sage_grpo.models import ModelError
 from sage_grpo.models.base import VelocityModel, abilities, encoder_of
+from sage_grpo.models.checkpoints.cache import EncodingCache
 from sage_grpo.models.devices import choose_device
 from sage_grpo.models.network.blocks import worth_compiling
 from sage_grpo.models.spec import ModelSpec
@@ -25,8 +26,10 @@ from sage_grpo.rewards.member import without_gradient
 from sage_grpo.rewards.spec import RewardLike, RewardSpec, gather_rewards, has_gradient
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.offload import DEVICES, get_ready, hold_to_budget
-from sage_grpo.training.scoring import compose, metadata_of
+from sage_grpo.training.planner import Planner
+from sage_grpo.training.scoring import metadata_of
 from sage_grpo.types import Conditioning, DifferentiableReward, Reward
+from sage_grpo.utils.clock import Clock
 from sage_grpo.utils.imports import name_of, refuse_object
 from sage_grpo.utils.video import read_pictures, read_video
 from sage_grpo.worlds.world import WORLDS, Listed
@@ -117,7 +120,6 @@ def build(config: TrainConfig, world: World | None = None, given: Overrides | No
             f"The model is on {model.device}, but this process computes on {world.device}: load it there, for example with "
             f"ModelSpec(...).load({str(world.device)!r})."
         )
-    check_sources(model, [*prompts, *held_out])
     examples = None
     if config.data.clips is not None:
         encoder_of(model)
@@ -153,11 +155,20 @@ def compiles(config: TrainConfig, device: torch.device) -> tuple[bool, str]:
     return worth_compiling(config.model.compile, device, config.model.dtype, passes)
 
 
+def compose(config: TrainConfig, device: torch.device, objects: Mapping[str, Reward] | None = None) -> CompositeReward:
+    """Build the rewards of a run."""
+    return CompositeReward(
+        config.rewards,
+        max_failed_fraction=config.max_failed_fraction,
+        device=device,
+        offload_between=device.type != "cpu",
+        objects=objects,
+        optional=config.data.clips is not None,
+    )
+
+
 def load_rewards(
-    config: TrainConfig,
-    prompts: Sequence[Prompt],
-    world: World,
-    given: Overrides | None = None,
+    config: TrainConfig, prompts: Sequence[Prompt], world: World, given: Overrides | None = None
 ) -> CompositeReward:
     """The rewards of a run, tried out. Between their calls they leave the accelerator to the policy."""
     given = given or Overrides()
@@ -225,37 +236,75 @@ def pictures_of(prompt: Prompt) -> Tensor | None:
 
 
 def conditions_of(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Conditioning]:
-    """The conditionings of prompts, with the latents of their source clips where the model starts from one."""
-    check_sources(model, prompts)
-    found = model.encode([prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts])
-    start = abilities(model).start
-    if start is None:
-        return found
-
-    def source(file: Path) -> Tensor:
-        return start.source(content_hash(file), lambda: fitted(*read_video(file), model.video))
-
-    return [
-        one if prompt.source_video is None else replace(one, source=source(prompt.source_video))
-        for prompt, one in zip(prompts, found)
-    ]
+    return model.encode([prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts])
 
 
-def check_sources(model: VelocityModel, prompts: Iterable[Prompt]) -> None:
-    """Refuse source clips that are missing, too short or of no use to the model."""
-    start = abilities(model).start
-    strength = None if start is None else start.strength
-    for prompt in prompts:
-        if prompt.source_video is None and strength is not None and not prompt.clips:
-            raise ModelError(
-                f"Clips start from a given one here (strength {strength:g}), and the prompt {prompt.text!r} names none: give its row a column "
-                "source_video, or leave the strength out of model.options."
-            )
-        if prompt.source_video is not None and strength is None:
-            raise ModelError(
-                f"The prompt {prompt.text!r} names the source_video {prompt.source_video}, but this model starts from noise: leave the column out, or say how "
-                "far the video is noised, with an option of the family that has one (docs/models.md, video-to-video)."
-            )
-        why = "" if prompt.source_video is None else fault_of(prompt.source_video, model.video)
-        if why:
-            raise ModelError(f"The prompt {prompt.text!r} starts from a video that cannot be used: {why}.")
+class EncodeAhead:
+    """Encodes this rank's prompts of the iterations up to `data.encode_ahead`, and the held-out ones, so that text encoders leave the memory."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: VelocityModel,
+        planner: Planner,
+        held_out: Sequence[Prompt],
+        *,
+        rank: int = 0,
+        clock: Clock,
+    ) -> None:
+        self.config, self.model, self.planner, self.rank, self.clock = config, model, planner, rank, clock
+        self.held_out = held_out[: config.evaluate.prompts]
+        self.encoded: dict[Prompt, Conditioning] = {}
+        """The model itself keeps no conditionings in memory."""
+        self.until = 0
+        """Iteration up to which prompts are encoded."""
+
+    def run(self, stream: PromptStream, iteration: int) -> None:
+        config, planner = self.config, self.planner
+        later = 1 + config.rollout.staleness
+        if self.until >= min(config.iterations, iteration + later):
+            return
+        coming = PromptStream(stream.prompts, config.seed)
+        coming.position = stream.position
+        batches = (coming.take(config.batch.prompts) for _ in range(iteration, config.iterations))
+        places = [planner.places(rank) for rank in range(planner.ranks)]
+        least = later * config.batch.prompts if later > 1 else 0
+        near = look_ahead(batches, places, max(config.data.encode_ahead, least))
+        training = [batch[place] for batch in near for place in places[self.rank]]
+        prompts = list(dict.fromkeys([*training, *self.held_out]))
+        with self.clock("encode"):
+            tick = self.clock.ticker(len(prompts))
+            self.encoded = {prompt: self.encoded[prompt] for prompt in prompts if prompt in self.encoded}
+            for prompt in prompts:
+                if prompt not in self.encoded:
+                    (self.encoded[prompt],) = conditions_of(self.model, [prompt])
+                tick()
+        self.model.unload_text()
+        self.until = iteration + len(near)
+
+
+LATENTS = "latents"
+"""Folder of a run's encoded clips."""
+
+
+class Encoder:
+    """Latents of clip files in the model's format, cached by content of the file, format and VAE."""
+
+    def __init__(self, model: VelocityModel, folder: Path, placed: Callable[[], AbstractContextManager[None]]) -> None:
+        """placed: context inside which the VAE is on the model's device."""
+        self.model, self.placed = model, placed
+        self._cache = EncodingCache(folder, encoder_of(model).key(), "Encoded clips")
+
+    def __call__(self, file: Path) -> Tensor:
+        """Latents of one clip on the CPU."""
+        key = content_hash(file), str(self.model.video)
+        return self._cache.get(key, lambda: {"latents": self._encode(file)})["latents"]
+
+    def _encode(self, file: Path) -> Tensor:
+        clip, fps = read_video(file)
+        try:
+            clip = fitted(clip, fps, self.model.video)
+        except ValueError as error:  # the header promised more
+            raise ValueError(f"{file} is {error}. Take its row out of data.clips.") from error
+        with self.placed():
+            return encoder_of(self.model).to_latents(clip[None])[0]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.data.groups import Member, MicroBatch
-from sage_grpo.models.policy import Policy, Step, started
+from sage_grpo.models.policy import Policy, Step
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.path import interpolate, velocity
 from sage_grpo.samplers.solvers import Rule, Stepper
@@ -198,10 +198,7 @@ class Sampler:
         model = self.policies(group).model
         shape = model.latent_shape()
         rows = [self.keys.start(self.plan.groups[m.group], m, shape) for m in members]
-        noise = to_device(torch.stack(rows), model.device)
-        return self.storage.rounded(
-            started(noise, group.schedule.sigmas[0], [self.conditions[m.group] for m in members])
-        )
+        return self.storage.rounded(to_device(torch.stack(rows), model.device))
 
     def visit(self, walk: _Walk, step: Step) -> None:
         """Record a deterministic step that is learned."""

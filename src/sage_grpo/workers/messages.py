@@ -80,8 +80,7 @@ def moved(conditions: Mapping[int, Conditioning], device: torch.device) -> dict[
     for one in conditions.values():
         if id(one) not in objects:
             negative = None if one.negative is None else there(one.negative)
-            source = None if one.source is None else one.source.to(device)
-            objects[id(one)] = Conditioning(there(one.tensors), negative, source)
+            objects[id(one)] = Conditioning(there(one.tensors), negative)
     return {group: objects[id(one)] for group, one in conditions.items()}
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.files import (
@@ -40,14 +40,11 @@ from sage_grpo.utils.suggest import nearest
 if TYPE_CHECKING:
     import torch
 
-    from sage_grpo.models.spec import ModelSpec
-
 PIPELINES: Mapping[str, str] = {
     "HunyuanVideo15Pipeline": "hunyuan15",
     "HunyuanVideo15ImageToVideoPipeline": "hunyuan15",
     "WanPipeline": "wan",
     "WanImageToVideoPipeline": "wan",
-    "WanVideoToVideoPipeline": "wan",
     "LTXPipeline": "ltx",
     "LTXImageToVideoPipeline": "ltx",
     "LTX2Pipeline": "ltx2",
@@ -64,7 +61,17 @@ TOKENIZERS = {f"tokenizer{number}": f"text_encoder{number}" for number in ("", "
 """Text encoders by tokenizer."""
 
 
-def resolve(spec: ModelSpec) -> Path:
+class Located(Protocol):
+    """A ModelSpec's place of the checkpoint."""
+
+    @property
+    def path(self) -> str | None: ...
+
+    @property
+    def revision(self) -> str | None: ...
+
+
+def resolve(spec: Located) -> Path:
     if spec.path is None or spec.path == "shapes":
         folder = Path(str(files("sage_grpo") / "worlds" / "shapes" / "assets"))
         if not (folder / "model_index.json").is_file():
@@ -90,7 +97,7 @@ def resolve(spec: ModelSpec) -> Path:
     raise ModelError(f'model.path "{spec.path}" is not a folder.{hint}')
 
 
-def local_folder(spec: ModelSpec) -> Path | None:
+def local_folder(spec: Located) -> Path | None:
     """The checkpoint's folder with at least its config files, if it is here: as a path, or in the hub's cache."""
     if spec.path is None or Path(spec.path).expanduser().is_dir() or not _is_hub_id(spec.path):
         return resolve(spec)
@@ -101,7 +108,7 @@ def local_folder(spec: ModelSpec) -> Path | None:
     return Path(index).parent if isinstance(index, str) and isinstance(config, str) else None
 
 
-def configs_folder(spec: ModelSpec) -> Path:
+def configs_folder(spec: Located) -> Path:
     return local_folder(spec) or _download(spec, weights=False)
 
 
@@ -109,7 +116,7 @@ def _is_hub_id(path: str) -> bool:
     return path.count("/") == 1 and not path.startswith((".", "/", "~"))
 
 
-def _download(spec: ModelSpec, *, weights: bool = True) -> Path:
+def _download(spec: Located, *, weights: bool = True) -> Path:
     from diffusers import DiffusionPipeline
     from huggingface_hub import snapshot_download
 
@@ -148,7 +155,7 @@ def read_config(folder: Path, component: str, name: str = "config.json") -> dict
     return values
 
 
-def detect_family(spec: ModelSpec) -> str:
+def detect_family(spec: Located) -> str:
     folder = resolve(spec)
     name = str(read_index(folder).get("_class_name"))
     if name not in PIPELINES:
@@ -399,17 +406,15 @@ def read_defaults(folder: Path) -> dict[str, float]:
     for key, value in values.items():
         if value <= 0:
             raise ModelError(f"{file}: {key!r} must be positive, got {value}.")
-    return {**_native(folder), **values}
-
-
-def _native(folder: Path) -> dict[str, float]:
-    index, config = read_index(folder), read_config(folder, "transformer")
-    pipeline = index["_class_name"]
-    if pipeline.startswith("Wan") and index.get("expand_timesteps"):  # Wan 2.2 5B
-        return {"frames": 121, "height": 704, "width": 1280, "fps": 24.0}
-    if pipeline.startswith("HunyuanVideo15") and config.get("target_size") == 960:
-        return {"height": 720, "width": 1280}
-    return {}
+    index = read_index(folder)
+    if index["_class_name"].startswith("Wan") and index.get("expand_timesteps"):  # Wan 2.2 5B
+        return {"frames": 121, "height": 704, "width": 1280, "fps": 24.0, **values}
+    if (
+        index["_class_name"].startswith("HunyuanVideo15")
+        and read_config(folder, "transformer").get("target_size") == 960
+    ):
+        return {"height": 720, "width": 1280, **values}
+    return values
 
 
 def fingerprint(folder: Path, names: Iterable[str]) -> str:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sage_grpo.distributed.context import SequenceParallel
-from sage_grpo.models import ModelError
 from sage_grpo.models.base import Abilities
 from sage_grpo.models.checkpoints.checkpoint import check_components, read_config
 from sage_grpo.models.codec import WanCodec
@@ -25,16 +24,12 @@ from sage_grpo.types import VideoSpec
 
 TEXT_TOKENS = 512  # length to which the pipelines pad text; also hard-coded in the transformer's image attention
 
-FROM_CLIP = "WanVideoToVideoPipeline"
-"""The pipeline that starts from a clip. Published checkpoints do not name it: it runs those of WanPipeline."""
-STRENGTH = 0.8  # default strength of that pipeline
-
 
 class Wan(FamilyModel):
     """Wan as a VelocityModel. With two experts the spec's `expert` is trained, or both are, and both are used."""
 
     traits = Traits(
-        pipelines=("WanPipeline", "WanImageToVideoPipeline", FROM_CLIP),
+        pipelines=("WanPipeline", "WanImageToVideoPipeline"),
         components=("tokenizer", "text_encoder"),
         video=VideoSpec(frames=81, height=480, width=832, fps=16.0),
         guidance_scale=5.0,
@@ -44,7 +39,6 @@ class Wan(FamilyModel):
         inputs={"text": "text_dim"},
         text_tokens=TEXT_TOKENS,
         codec=WanCodec,
-        options={"strength": None},
     )
 
     @classmethod
@@ -58,47 +52,18 @@ class Wan(FamilyModel):
     @classmethod
     def _pipeline(cls, index: Mapping[str, Any]) -> str:
         # The 5B model makes clips from text and from an image with the same weights; this pipeline can do both.
-        if index.get("expand_timesteps"):
-            return "WanImageToVideoPipeline"
-        return "WanPipeline" if index["_class_name"] == FROM_CLIP else super()._pipeline(index)
+        return "WanImageToVideoPipeline" if index.get("expand_timesteps") else super()._pipeline(index)
 
     def _prepare(self) -> None:
         self.expand_timesteps = bool(self.index.get("expand_timesteps"))
         self._sequence: SequenceParallel | None = None
         config = self.transformer.config
-        given = self.options["strength"]
-        self.strength = STRENGTH if given is None and self.stock_pipeline == FROM_CLIP else given
-        if self.strength is not None:
-            self._check_strength(self.strength)
-            self.stock_pipeline = FROM_CLIP
-            self.choices["start"] = (
-                f"each prompt's source_video, noised to the level at which the last {self.strength:g} of the steps from pure noise begin"
-            )
         if config.pos_embed_seq_len is not None:  # 2.1 FLF2V needs both frames
             self.pictures = {2}
         elif self.expand_timesteps:
             self.pictures |= {1}
         elif 0 not in self.pictures and config.image_dim is None:
             self.pictures = {1, 2}  # 2.2 attends to no picture's CLIP tokens, and takes a last one where there is one
-
-    def _check_strength(self, strength: float) -> None:
-        reasons = {
-            "has two networks, of which that pipeline runs one at all noise levels": self.experts.boundary is not None,
-            "is image-to-video": 0 not in self.pictures,
-            "has the VAE of 2.2, whose size that pipeline takes for another": self.expand_timesteps,
-        }
-        for reason in (reason for reason, present in reasons.items() if present):
-            raise ModelError(
-                f'model.options strength is for {FROM_CLIP}, and "{self.folder}" {reason}. Use a text-to-video checkpoint of 2.1, or leave it out.'
-            )
-        if not 0 < strength <= 1:
-            raise ModelError(
-                f"The strength in model.options lies above 0 and is at most 1 (pure noise), got {strength:g}."
-            )
-        if self.spec.sigmas:
-            raise ModelError(
-                f"The strength {strength:g} in model.options cuts the checkpoint's own grid, and model.sigmas states another: leave one of them out."
-            )
 
     def _adapted(self, transformer: Any) -> nn.Module:
         for block in transformer.blocks:

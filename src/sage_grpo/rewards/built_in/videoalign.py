@@ -1,7 +1,9 @@
 """VideoAlign: visual quality, motion quality and text alignment from Qwen2-VL with a reward head.
 
-The three scores are read at three special tokens of the prompt. What must be exact (sampling, rounding, positions, padding, names) is listed in
-docs/rewards.md. The authors' released folder is read as it is; the prompt template's text is theirs and is read from the user's copy.
+The three scores are read at three special tokens of the prompt. Scores change visibly unless these are the authors': an even number of frames, two
+a second and at least four, from the first to the last; sides in multiples of 28 with 100,352 to 448 x 448 pixels, rounded to whole values before
+normalizing; positions 0..L-1 on all three rope axes; padding on the right; an unmerged LoRA. The authors' released folder is read as it is; the
+prompt template's text is theirs and is read from the user's copy.
 """
 
 from __future__ import annotations
@@ -190,7 +192,7 @@ class VideoAlign(NetworkReward):
         folder = pinned_folder(checkpoint, option="videoalign checkpoint")
         self.config = read_config(folder)
         if normalize and self.config.normalization is None:
-            raise RewardConfigError(f"{folder} has no inference_config to normalise with: set normalize to false.")
+            raise RewardConfigError(f"{folder} has no inference_config to normalize with: set normalize to false.")
         source = "prompt_template.py from the VideoAlign repository"
         words = read_template(Path(template), [TEMPLATE], SPECIAL_TOKENS, source)
         self._statistics = self.config.normalization if normalize else None
