@@ -16,9 +16,8 @@ from torch.distributions import Normal, kl_divergence
 
 from kernel_cases import final_variance, grid
 from sage_grpo.objectives.advantage import decoupled_advantage, group_advantage
-from sage_grpo.objectives.kl_control import KlCoefficient
 from sage_grpo.objectives.policy_gradient import clipped_surrogate, equalizing_weights
-from sage_grpo.objectives.trust_region import TrustRegion, closed_form_kl
+from sage_grpo.objectives.trust_region import KlCoefficient, KlController, TrustRegion, closed_form_kl
 from sage_grpo.samplers.kernels import Cps, Flow, Ode, Sage, SageExact
 from sage_grpo.samplers.path import interpolate, velocity
 from sage_grpo.samplers.schedule import Schedule
@@ -104,13 +103,8 @@ def test_paper_eq15_estimates_the_kl_from_old_to_new_not_from_new_to_old() -> No
 
 def _kl_after_feedback(kind: str, target: float) -> float:
     """A policy whose KL falls as lambda grows, under the feedback; returns its last KL."""
-    controller = KlCoefficient(
-        kind=kind,  # type: ignore[arg-type]
-        lambda_min=1e-3,
-        lambda_max=10.0,
-        warmup_updates=0,
-        target=target,
-    ).controller()
+    config = KlCoefficient(kind=kind, lambda_min=1e-3, lambda_max=10.0, warmup_updates=0, target=target)  # type: ignore[arg-type]
+    controller = KlController(config)
     controller.value = 1.0
     for _ in range(300):
         kl = 0.2 / controller.value

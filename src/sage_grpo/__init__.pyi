@@ -15,7 +15,7 @@ from sage_grpo.health.config import SentinelConfig as SentinelConfig
 from sage_grpo.models.base import VelocityModel as VelocityModel
 from sage_grpo.models.spec import LoraSpec as LoraSpec
 from sage_grpo.models.spec import ModelSpec as ModelSpec
-from sage_grpo.objectives.kl_control import KlCoefficient as KlCoefficient
+from sage_grpo.objectives.trust_region import KlCoefficient as KlCoefficient
 from sage_grpo.objectives.trust_region import TrustRegion as TrustRegion
 from sage_grpo.recipes import recipe as recipe
 from sage_grpo.rewards.member import RewardFailure as RewardFailure

@@ -31,7 +31,7 @@ MISTAKES = [
     ("train --learning-rate 1e-4", "Did you mean 'optimizer.lr'?"),
     ("train --rewards video_stats", """got 'video_stats'. Each is a mapping: --rewards '[{"name": ...}]'."""),
     ("evaluate --pairs true --videos clips --prompts p.txt", "--pairs would change nothing"),
-    ("generate --bench vbenhc --prompts p.txt", "Did you mean 'vbench'"),
+    ("generate --bench vbench --prompts p.txt", "docs/bench-export.md names the clips"),
     ("compare shapes/sage --baseline shapes/sagee", "Did you mean 'shapes/sage'"),
     ("compare --suite nosuch.yaml", "--suite nosuch.yaml: there is no such file."),
     ("study", "--action is needed: one of create, links, serve, results, export."),

@@ -215,9 +215,9 @@ def test_files_of_one_size_and_rate_are_scored_together(monkeypatch) -> None:
 
 
 def test_clips_have_the_seeds_pictures_and_names_of_their_prompts(tmp_path: Path) -> None:
-    prompts = [Prompt("A cat!"), Prompt("b" * 60, seed=7), Prompt("猫")]
+    prompts = [Prompt("A cat!"), Prompt("b" * 60, seed=0), Prompt("猫")]
     made = clips_of(GenerateSpec(prompts="x", per_prompt=2, seed=3), prompts)
-    assert [clip.seed for clip in made] == [3, 4, 7, 8, 7, 8]
+    assert [clip.seed for clip in made] == [3, 4, 0, 1, 7, 8]
     assert [clip.file for clip in made][::2] == ["0000-a-cat.mp4", f"0002-{'b' * 48}.mp4", "0004-clip.mp4"]
     one = clips_of(GenerateSpec(prompts="x", images=["i.png"]), prompts)
     assert [str(clip.prompt.image) for clip in one] == ["i.png"] * 3
@@ -234,14 +234,8 @@ def test_clips_have_the_seeds_pictures_and_names_of_their_prompts(tmp_path: Path
     for given, said in odd:
         with pytest.raises((ValueError, FileNotFoundError), match=said):
             prompts_of(GenerateSpec(prompts=given))
-    for fields, said in (
-        ({"solver": "ab2", "kernel": KernelSpec(name="sage")}, "does not explore"),
-        ({"rewrites": "x"}, "--rewrites goes with --bench"),
-        ({"bench": "vbench", "per_prompt": 2}, "leave --per_prompt and --images out"),
-        ({"bench": "vbench", "images": ["x"]}, "leave --per_prompt and --images out"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            GenerateSpec(prompts="a", **fields)
+    with pytest.raises(ValueError, match="does not explore"):
+        GenerateSpec(prompts="a", solver="ab2", kernel=KernelSpec(name="sage"))
 
 
 @pytest.mark.parametrize("kernel", ["ode", "sage_exact"])

@@ -79,7 +79,7 @@ def test_a_report_is_not_written_through_a_link(run: Path, private: Path) -> Non
     assert not (run / "report.html").is_symlink()
 
 
-def test_a_linked_folder_gets_and_loses_black_clips(run: Path, private: Path, capsys) -> None:
+def test_a_linked_folder_gets_and_loses_no_clips(run: Path, private: Path, capsys) -> None:
     (private.parent / "00-heldout-000099-00.mp4").write_bytes(SECRET)
     (private.parent / "07-other.mp4").write_bytes(SECRET)
     before = content(private.parent)

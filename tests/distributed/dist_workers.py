@@ -22,7 +22,7 @@ from sage_grpo.distributed import checkpoint, heartbeat
 from sage_grpo.distributed.spec import ParallelSpec, RaySpec
 from sage_grpo.distributed.world import World
 from sage_grpo.models.spec import LoraSpec, ModelSpec
-from sage_grpo.objectives.kl_control import KlCoefficient
+from sage_grpo.objectives.trust_region import KlCoefficient
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.rewards.spec import RewardSpec

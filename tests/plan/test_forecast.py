@@ -85,7 +85,7 @@ def test_a_checkpoint_in_the_hubs_cache_is_found(checkpoint, monkeypatch) -> Non
         return str(folder / file) if (repo, revision) == ("some/where", "old") else None
 
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", cached)
-    assert find_architecture(ModelSpec(path="some/where", revision="old")).folder == folder
+    assert find_architecture(ModelSpec(path="some/where", revision="old")).source == f"the config files of {folder}"
     with pytest.raises(ModelError, match=r"none of the published checkpoints.*hf download some/where --include"):
         find_architecture(ModelSpec(path="some/where"))
     with pytest.raises(ModelError, match=r"model\.frames must be 4k \+ 1.*use 81 or 85"):

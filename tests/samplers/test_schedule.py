@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_cases import grid, some
-from sage_grpo.objectives.noise_levels import VelocityLaw
+from sage_grpo.objectives.base import VelocityLaw
 from sage_grpo.objectives.trust_region import closed_form_kl
 from sage_grpo.samplers.noise import keyed_noise, keyed_seed
 from sage_grpo.samplers.path import interpolate, velocity

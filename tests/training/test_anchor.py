@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from double import CLOSE
-from sage_grpo.objectives.kl_control import KlCoefficient
-from sage_grpo.objectives.trust_region import TrustRegion
+from sage_grpo.objectives.trust_region import KlCoefficient, TrustRegion
 from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import AnchorConfig, BatchConfig, OptimizerConfig, UpdateConfig
 from sage_grpo.training.lockstep import Lockstep

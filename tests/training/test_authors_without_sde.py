@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from double import CLOSE
-from sage_grpo.objectives.noise_levels import draw_levels
+from sage_grpo.objectives.base import NoisedClips
 from sage_grpo.objectives.options import ObjectiveSpec
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.samplers.noise import keyed_noise
@@ -146,13 +146,13 @@ def test_strata_are_the_authors_discrete_steps_without_the_first() -> None:
         allowed = [set(range(low, high)) for low, high in pairwise(edges)]
         seen: list[set[int]] = [set() for _ in allowed]
         for _ in range(100):
-            drawn = draw_levels(spec, grid, lambda sigma: True, rng)
+            drawn = NoisedClips(spec).targets(grid, lambda sigma: True, rng)
             assert drawn.schedule.sigmas[:-1].tolist() == [float(grid.sigmas[step]) for step in drawn.labels]
             for part, step in zip(seen, drawn.labels, strict=True):
                 part.add(step)
         assert seen == allowed
     with pytest.raises(ValueError, match=r"levels is 12, but .* 11 step\(s\) .*without its first step and last tenth"):
-        draw_levels(replace(spec, levels=12), Schedule.shifted(14, 3.0), lambda sigma: True, rng)
+        NoisedClips(replace(spec, levels=12)).targets(Schedule.shifted(14, 3.0), lambda sigma: True, rng)
 
 
 def test_an_nft_without_an_old_policy_of_its_own_is_told_before_it_starts(make_config) -> None:

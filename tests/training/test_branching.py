@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from double import CLOSE
-from sage_grpo.objectives.kl_control import KlCoefficient
-from sage_grpo.objectives.trust_region import TrustRegion
+from sage_grpo.objectives.trust_region import KlCoefficient, TrustRegion
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.windows import Window

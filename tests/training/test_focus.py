@@ -8,7 +8,7 @@ import torch
 
 from sage_grpo.samplers.kernels import Ode
 from sage_grpo.samplers.transition import expanded
-from sage_grpo.training import loss as losses
+from sage_grpo.training import update
 from sage_grpo.training.config import BatchConfig
 from trainer_helpers import of_method, plan_of
 
@@ -42,7 +42,7 @@ def test_only_what_explores_has_noise_and_a_ratio(make_config, make_trainer, mon
         gap = (record.x_next[:, place] - whole.mean[:, place]) / whole.std
         by_hand = -0.5 * gap.square().mean(1) - whole.std.log() - 0.918938533
         torch.testing.assert_close(record.log_prob_old[:, 0], by_hand.detach(), rtol=1e-5, atol=1e-5)
-    sent, joined = dict.fromkeys(parts.shapes, 0.0), losses.joined
+    sent, joined = dict.fromkeys(parts.shapes, 0.0), update.joined
 
     def spy(gradients, own, whole):
         total = joined(gradients, own, whole)
@@ -50,6 +50,6 @@ def test_only_what_explores_has_noise_and_a_ratio(make_config, make_trainer, mon
             sent[name] += float(part.abs().sum())
         return total
 
-    monkeypatch.setattr(losses, "joined", spy)
+    monkeypatch.setattr(update, "joined", spy)
     assert trainer.step()["ratio/first_log"] == 0.0
     assert (sent["video"], sent["audio"] > 0) == (0.0, True)

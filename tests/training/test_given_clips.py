@@ -13,8 +13,7 @@ from torch import Tensor
 from sage_grpo.data.examples import CARD, fitted, frames_at, load_examples
 from sage_grpo.run.session import assemble
 from sage_grpo.training.config import BatchConfig
-from sage_grpo.training.engine import LATENTS
-from sage_grpo.training.inputs import build
+from sage_grpo.training.inputs import LATENTS, build
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import VideoSpec
 from sage_grpo.utils.video import write_mp4

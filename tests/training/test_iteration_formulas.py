@@ -26,7 +26,7 @@ from sage_grpo.rewards.member import Failure, RewardFailure
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.schedule import Schedule
-from sage_grpo.training import evaluate, reference, update
+from sage_grpo.training import evaluate, parts, reference, update
 from sage_grpo.training import loss as losses
 from sage_grpo.training.config import AdvantageConfig, BatchConfig, DataConfig, EvalConfig, SurrogateConfig
 from sage_grpo.training.engine import RolloutEngine
@@ -303,7 +303,7 @@ def test_a_part_is_seen_as_if_it_were_all_and_gradients_go_back_to_their_places(
     record = Record(policy, (), x, x + 1, x + 2, logs)
     advantage, weight = torch.tensor([[1.0, -1.0], [2.0, -2.0]]), torch.tensor([0.5, 0.25])
     item = losses.TrainItem(record, 0, 0, advantage, weight, 1.0, v_reference=x + 3)
-    part = losses.StatePart("sound", PLACES[1], 1, 0.5)
+    part = parts.StatePart("sound", PLACES[1], 1, 0.5)
     seen, step = part.view(item, Step(policy.at(0, x, x).gaussian, x))
     assert part.dims == 2
     found = seen.record
@@ -316,10 +316,9 @@ def test_a_part_is_seen_as_if_it_were_all_and_gradients_go_back_to_their_places(
     one = part.view(bare, Step(step.gaussian, x))[0]
     assert one.advantage.tolist() == [3.0, 4.0]
     assert one.record.v_old is one.record.log_prob_old is one.v_reference is None
-    other = losses.StatePart("rest", slice(0, 0), 0, 0.5)
+    other = parts.StatePart("rest", slice(0, 0), 0, 0.5)
     gradients = [torch.ones(2, 2), torch.zeros(2, 0)]
-    assert losses.joined(gradients, [part, other], x).tolist() == [[0, 1, 1]] * 2
-    assert losses.joined([x], [], x) is x
+    assert parts.joined(gradients, [part, other], x).tolist() == [[0, 1, 1]] * 2
 
 
 class Known(SimpleNamespace):
@@ -398,11 +397,11 @@ def test_the_kl_pulls_by_its_formula_and_is_not_equalised() -> None:
 def test_parts_have_each_a_loss_of_their_own_dimensions_and_a_column_of_advantages() -> None:
     advantage = torch.tensor([[2.0, 1.0], [-1.0, 4.0]])
     model, item, noise = replayed(PLACES, advantage=advantage)
-    parts = [losses.StatePart("a", PLACES[0], 0, 0.5), losses.StatePart("b", PLACES[1], 1, 0.5)]
+    both = [parts.StatePart("a", PLACES[0], 0, 0.5), parts.StatePart("b", PLACES[1], 1, 0.5)]
     objective, region = build(ObjectiveSpec(), SurrogateConfig(clip_range=9.0)), TrustRegion(mode="none")
     sharding = SimpleNamespace(scale=2.0, begin=lambda: None, synchronize=lambda: None)
     config = SimpleNamespace(trust_region=region, model=SimpleNamespace(deterministic=False))
-    updater = SimpleNamespace(objective=objective, config=config, sharding=sharding, parts=parts, model=model)
+    updater = SimpleNamespace(objective=objective, config=config, sharding=sharding, parts=both, model=model)
     tally = Updater.accumulate(updater, [item], 1.0)
     law = item.record.policy.transition(0)
     slope = -2.0 * 0.5 * 3 * item.weight[:, None] * advantage * float(law.b / law.std)

@@ -13,7 +13,7 @@ from PIL import Image
 import tiny
 from sage_grpo import recipes
 from sage_grpo.models.spec import LoraSpec
-from sage_grpo.objectives.kl_control import KlCoefficient
+from sage_grpo.objectives.trust_region import KlCoefficient
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.samplers.kernels import Flow, KernelSpec
 from sage_grpo.samplers.windows import Window

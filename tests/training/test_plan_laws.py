@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.objectives.noise_levels import draw_levels
+from sage_grpo.objectives.base import NoisedClips
 from sage_grpo.objectives.options import ObjectiveSpec
 from sage_grpo.recipes.methods import adjoint, nft
 from sage_grpo.samplers.kernels import KernelSpec
@@ -326,7 +326,7 @@ def test_levels_are_steps_of_the_trained_network() -> None:
     grid = Schedule(torch.tensor([1.0, 0.8, 0.4, 0.0]))
     for trains, labels in ((lambda sigma: sigma < 0.9, (1, 2)), (lambda sigma: sigma > 0.5, (0, 1))):
         spec = ObjectiveSpec(kind="nft", draw="schedule", levels=2)
-        assert draw_levels(spec, grid, trains, random.Random(0)).labels == labels
+        assert NoisedClips(spec).targets(grid, trains, random.Random(0)).labels == labels
 
 
 def test_only_steps_of_the_trained_network_are_trained_and_steps_have_their_equalisers(make_config) -> None:

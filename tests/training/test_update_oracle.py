@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from double import CLOSE
-from sage_grpo.objectives.kl_control import KlCoefficient
-from sage_grpo.objectives.trust_region import TrustRegion
+from sage_grpo.objectives.trust_region import KlCoefficient, TrustRegion
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.noise import keyed_noise

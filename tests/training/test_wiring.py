@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from wiring_table import ELSEWHERE, ROWS, changed
 
-from sage_grpo.objectives.kl_control import KlCoefficient
+from sage_grpo.objectives.trust_region import KlCoefficient
 from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.session import assemble

@@ -67,5 +67,5 @@ def test_typed_options_are_those_that_exist() -> None:
         return {field.name for field in fields(kind)}
 
     assert set(EvaluateSettings.__annotations__) < names(EvaluateOptions)
-    not_options = {"run", "model", "prompts", "out", "bench", "rewrites", "first", "rewards"}
+    not_options = {"run", "model", "prompts", "out", "first", "rewards"}
     assert set(GenerateSettings.__annotations__) == names(GenerateOptions) - not_options

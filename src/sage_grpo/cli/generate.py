@@ -40,10 +40,8 @@ class Options(GenerateSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rewards and (self.bench is not None or self.per_prompt < 2):
-            raise ValueError(
-                "--rewards makes pairs of the clips of a prompt: set --per_prompt to 2 or more, and leave --bench out."
-            )
+        if self.rewards and self.per_prompt < 2:
+            raise ValueError("--rewards makes pairs of the clips of a prompt: set --per_prompt to 2 or more.")
         if self.rewards and not any(reward.counts for reward in self.rewards):
             raise ValueError(
                 "--rewards: none of them has a weight, so that no clip is better than another. Give one a weight."
@@ -60,11 +58,6 @@ def run(options: Options) -> int:
     say_whose_model(options)
     if options.run is not None:
         refuse_own(out, Path(options.run))
-    if options.bench is not None:
-        from sage_grpo.generation import bench
-
-        print(bench.make(options, out))
-        return 0
     from sage_grpo.generation.files import score_clips
     from sage_grpo.utils.video import contact_sheet, write_mp4
 

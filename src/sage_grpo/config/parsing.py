@@ -48,6 +48,8 @@ GONE: dict[str, tuple[Any, str]] = {
     "limits.max_batch": (ANY, "requests to a reward server are scored one after another"),
     "limits.max_wait_ms": (ANY, "requests to a reward server are scored one after another"),
     "data.formats": ([], "given clips are learned in the model's own format"),
+    "bench": (None, "docs/bench-export.md names the clips of `generate` as VBench does"),
+    "rewrites": (None, "docs/bench-export.md names the clips of `generate` as VBench does"),
     "profile": (None, "torch.profiler around Trainer.step records the same"),
     "doctor.probe": (None, "sage-grpo probe estimates the gradient's signal"),
     "rewards[].actors": (0, _ELSEWHERE),

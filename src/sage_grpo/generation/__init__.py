@@ -1,2 +1,1 @@
-"""Generation: clips of a model outside of training, their scores, comparisons with the base, and the layouts of public
-suites."""
+"""Generation: clips of a model outside of training, their scores, and comparisons with the base."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Self
 
 from sage_grpo.config.ranges import Count, Seed, checked
 from sage_grpo.models.spec import ModelSpec
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from sage_grpo.types import Conditioning, Sound
 
 
-BenchName = Literal["vbench", "vbench2"]
 MEANT = (".txt", ".csv", ".json", ".jsonl", ".md", ".tsv", ".text", ".yaml", ".yml", ".parquet", ".xlsx", ".ndjson")
 """Suffixes that mark a prompt option as a file."""
 
@@ -40,11 +39,6 @@ class GenerateSpec(Choice):
     """A prompt, a list of prompts, a file (.txt, .csv, .json or .jsonl), starter, starter_eval or shapes."""
     images: list[str] = field(default_factory=list)
     """First frames for image-to-video models: one per prompt, or one for all."""
-    bench: BenchName | None = None
-    """Write the clips that VBench or VBench-2.0 scores, with its file names; skips existing ones
-    (docs/bench-export.md)."""
-    rewrites: str | None = None
-    """With bench: a file of rewritten prompts for the model; clips keep the names of the list."""
     kernel: KernelSpec = KernelSpec(name="ode")
     """The sampler; ode is deterministic."""
     solver: SolverName = "euler"
@@ -66,13 +60,6 @@ class GenerateSpec(Choice):
         if self.solver != "euler" and self.kernel.name != "ode":
             raise ValueError(
                 f'solver "{self.solver}" does not explore, but kernel.name is "{self.kernel.name}": leave one of them out.'
-            )
-        if self.rewrites is not None and self.bench is None:
-            raise ValueError("--rewrites goes with --bench, whose files are named after the prompts of the list.")
-        if self.bench is not None and (self.per_prompt != 1 or self.images):
-            raise ValueError(
-                "With --bench the suite says how many clips of a prompt there are, and the list says which images: leave --per_prompt and "
-                "--images out."
             )
 
     @classmethod

@@ -4,8 +4,6 @@ that a gradient reaches, or a LoRA), and the files of these."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from sage_grpo.models import ModelError, lora
-from sage_grpo.models.network.gradients import empty, unread_queries, without_gradient
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.utils.hub import pinned_folder
 
 NOISE: Mapping[str, lora.Expert] = {"transformer": "high", "transformer_2": "low"}
 """Components of a model with two experts, by the noise that each is for."""
+LAST = "LAST"
+"""The last of the repeated blocks, in the names of `Traits.unread`."""
 
 
 class Experts:
@@ -92,23 +91,11 @@ def trained_components(spec: ModelSpec, index: Mapping[str, Any]) -> tuple[str, 
 
 
 def unread_parameters(model: Any, transformer: Any) -> set[str]:
-    """Parameters of a transformer that never receive a gradient, read off a run of one sample; none where `Traits.inputs` is empty. Those of optional
-    inputs, such as quoted text, are not counted."""
-    blocks = model.traits.blocks
-    if not model.traits.inputs:
-        return set()
-
-    def run(copied: Any) -> Tensor:
-        trial = copy(model)
-        trial.spec = replace(model.spec, train=True, lora=None)  # in float32
-        trial.transformer, trial.network, trial.others = copied, model._adapted(copied), []
-        inputs = {name: tensor[None] for name, tensor in model.batchable(model._trial_inputs()).items()}
-        sigma = torch.tensor(0.0 if model.experts.components == ("transformer_2",) else 1.0)
-        return trial._forward(empty(1, *model.latent_shape()), sigma, empty(1), inputs)
-
-    needs_image = 0 not in model.pictures
-    traced = without_gradient(transformer, blocks, run, (type(model).__name__, needs_image))
-    return traced | unread_queries(transformer, blocks) | model.unused
+    """Parameters of a transformer that never receive a gradient, those of optional inputs, such as quoted text, among them."""
+    *_, blocks = model.traits.blocks
+    last = f"{blocks}.{len(getattr(transformer, blocks)) - 1}"
+    unread = tuple(name.replace(LAST, last) for name in (*model.traits.unread, *model.unused))
+    return {name for name, _ in transformer.named_parameters() if name.startswith(unread)}
 
 
 def prepare_training(model: Any) -> set[str]:

@@ -36,6 +36,8 @@ JOINT_ATTENTION = (
     *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
 )
 """Attention of two streams that attend together: modules that a LoRA adapts."""
+LAST_QUERIES = ("LAST.attn.add_q_proj.", "LAST.attn.norm_added_q.")
+"""The text's queries in the last block of such a network, whose answers nothing reads: their gradient is zero."""
 CROSS_ATTENTION = (
     *("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0"),
     *("attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0"),
@@ -60,8 +62,10 @@ class Traits:
     read_here: tuple[str, ...] = ()  # components that the family reads itself
     decoders: tuple[str, ...] = ("vae",)  # components that make a clip of latents
     inputs: Mapping[str, str] = field(default_factory=dict)
-    """Inputs that the network reads of a prompt, each with the config's name for its width: "text" has tokens, any other is one vector.
-    They serve to find parameters that nothing reads; where it is empty, all are trained."""
+    """Inputs that the network reads of a prompt, each with the config's name for its width: "text" has tokens, any other is one vector."""
+    unread: tuple[str, ...] = ()
+    """Beginnings of names of parameters that no output depends on, such as LAST.ff_context: the last block's text stream, which nothing reads. They
+    are not trained: parameters without gradients break sharded optimizers and checkpoints."""
     text_tokens: int = 0  # tokens of a prompt, for the cost of training: the padded length, or that of a long prompt
     ragged: tuple[tuple[str, int], ...] = ()  # inputs of a block (name, dimension) whose length differs between prompts
     padded: bool = False  # the network attends to its text's padding, so that encodings hold it and all have one length
@@ -138,7 +142,7 @@ class FamilyModel(ABC):
         """Name of the pipeline that samples as this model does, for messages."""
         self.pictures = {1} if "ImageToVideo" in self.stock_pipeline else {0}
         """Allowed numbers of pictures of a sample: 0 none, 1 the first frame, 2 the first and the last."""
-        self.unused: set[str] = set()  # parameters of the transformer that no clip of this format reads
+        self.unused: tuple[str, ...] = ()  # the same as `Traits.unread`, of this checkpoint or this format of clips
         self.reading = ""
         """Further dependencies of an encoding besides files, class, precision and text: FLUX.1's number of tokens. Part of the cache's key."""
         self.experts = Experts(spec, index, pipe)

@@ -9,8 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from sage_grpo.objectives.base import LossTerms, ReplayedStep, RunOptions, without_ratio
-from sage_grpo.objectives.noise_levels import NoisedClips
+from sage_grpo.objectives.base import LossTerms, NoisedClips, ReplayedStep, RunOptions, without_ratio
 from sage_grpo.objectives.options import Weighting
 from sage_grpo.objectives.policy_gradient import surrogate_loss
 from sage_grpo.samplers.transition import Gaussian
@@ -73,7 +72,7 @@ class Awm(Matching):
         updates = config.update.updates_per_rollout
         return super().refusals(config) | {
             f"objective.old_samples false and {updates} updates: the ratio would need the rollout's weights as well, "
-            "set update.updates_per_rollout 1": not self.spec.old_samples and updates > 1,
+            "set update.updates_per_rollout 1": not self.spec.old_samples and updates > 1
         }
 
     def log_prob(self, gaussian: Gaussian, velocity: Tensor, x_next: Tensor, sigma: float) -> Tensor:

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sage_grpo.objectives.advantage import best_against_worst
-from sage_grpo.objectives.base import BatchOptions, LossTerms, ReplayedStep, RunOptions, without_ratio
-from sage_grpo.objectives.noise_levels import NoisedClips
+from sage_grpo.objectives.base import BatchOptions, LossTerms, NoisedClips, ReplayedStep, RunOptions, without_ratio
 
 
 @dataclass(frozen=True)

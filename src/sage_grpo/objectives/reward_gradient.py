@@ -10,8 +10,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sage_grpo.objectives.base import LossTerms, NoiseLevels, OdeObjective, ReplayedStep, RunOptions, without_ratio
-from sage_grpo.objectives.noise_levels import VelocityLaw
+from sage_grpo.objectives.base import (
+    LossTerms,
+    NoiseLevels,
+    OdeObjective,
+    ReplayedStep,
+    RunOptions,
+    VelocityLaw,
+    without_ratio,
+)
 from sage_grpo.samplers.schedule import Schedule
 
 

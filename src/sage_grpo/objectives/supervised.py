@@ -9,8 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from sage_grpo.objectives.advantage import best
-from sage_grpo.objectives.base import BatchOptions, LossTerms, ReplayedStep, RunOptions, without_ratio
-from sage_grpo.objectives.noise_levels import NoisedClips
+from sage_grpo.objectives.base import BatchOptions, LossTerms, NoisedClips, ReplayedStep, RunOptions, without_ratio
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sage_grpo.objectives.advantage import Scale
-from sage_grpo.objectives.kl_control import KlCoefficient
 from sage_grpo.objectives.options import ObjectiveSpec
-from sage_grpo.objectives.trust_region import TrustRegion
+from sage_grpo.objectives.trust_region import KlCoefficient, TrustRegion
 from sage_grpo.recipes.targets import using
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.windows import Window
@@ -29,14 +28,14 @@ ONE_UPDATE = {"update.updates_per_rollout": 1, "update.step_fraction": 1.0}
 
 
 def sage(config: TrainConfig) -> TrainConfig:
-    """SAGE-GRPO (arXiv 2603.21872): integrated variance, equaliser, dual trust region, two-stage coefficient."""
+    """SAGE-GRPO (arXiv 2603.21872): integrated variance, gradient equalizer, dual KL with a two-stage coefficient."""
     # Every part of the method acts, so a rollout is used twice. Measured (research/results: strategy_updates, table2), long runs score higher
     # with one update, and the KL changes nothing: `branch` has neither; `--update.updates_per_rollout 1 --trust_region.mode none` removes both here.
     return config
 
 
 def sage_paper(config: TrainConfig) -> TrainConfig:
-    """SAGE-GRPO with the paper's own values, each stated here, so that a change of defaults (research/results) does not change them."""
+    """SAGE-GRPO with the paper's own values, each stated, so that other defaults do not change them."""
     rollout = {"window": Window(kind="all"), "before_steps": None, "after_steps": None, "after_fraction": 1.0}
     surrogate = {"kind": "clipped", "centred": False, "clip_range": None, "kl_mask_scale": 1.0}
     return replace(
@@ -57,12 +56,12 @@ def sage_paper(config: TrainConfig) -> TrainConfig:
 
 
 def sage_exact(config: TrainConfig) -> TrainConfig:
-    """SAGE with its SDE integrated exactly ("Precise", arXiv 2605.23522): no clamp, no noise left in the video."""
+    """SAGE with its SDE integrated exactly ("Precise", arXiv 2605.23522): no clamp, no noise left in the clip."""
     return using(config, {"kernel.name": "sage_exact"})
 
 
 def flow_grpo(config: TrainConfig) -> TrainConfig:
-    """FlowGRPO as released: all steps explore and are trained, a KL to the initial policy; on Wan with the noise of its Wan script."""
+    """FlowGRPO as released: all steps explore and are trained, KL to the initial policy; on Wan the noise of its Wan script."""
     if "wan" in (config.model.path or "").lower():
         config = _released(config, KernelSpec(name="linear", eta=1.0), clip=1e-3, at=WAN_240P)
         return _kept(config, 0.004)
@@ -72,7 +71,7 @@ def flow_grpo(config: TrainConfig) -> TrainConfig:
 
 
 def dance_grpo(config: TrainConfig) -> TrainConfig:
-    """DanceGRPO as released: constant diffusion, 0.6 of the steps of a third of the clips (the best and the worst), one initial noise, no KL."""
+    """DanceGRPO as released: constant diffusion, 0.6 of the steps of each group's best and worst clips, one initial noise, no KL."""
     config = _released(config, KernelSpec(name="dance", eta=0.25), clip=1e-4, at=HUNYUAN_480)
     # All steps explore, so members share no more than the start: running it once would save nothing.
     one_noise = {"rollout.same_noise": True, "rollout.share": False}
@@ -80,13 +79,13 @@ def dance_grpo(config: TrainConfig) -> TrainConfig:
 
 
 def cps(config: TrainConfig) -> TrainConfig:
-    """Coefficient-preserving sampling with FlowGRPO's loss."""
+    """Coefficient-preserving sampling with this package's loss."""
     constant = {"surrogate.equalize": False, "trust_region.mode": "fixed", "kl.kind": "constant"}
     return using(config, {"kernel.name": "cps", **constant})
 
 
 def mix_grpo(config: TrainConfig) -> TrainConfig:
-    """MixGRPO as released: explore and train inside a window that slides from noise to data, one initial noise for a group, no KL."""
+    """MixGRPO as released: explore and train in a window that slides from noise to data, one initial noise, no KL."""
     config = _released(config, KernelSpec(name="flow", eta=0.7), clip=1e-4, at=FLUX_720)
     steps = config.rollout.steps
     window = Window(kind="sliding", length=_part(4 / 25, steps), every=25, stop=max(1, steps - 1))
@@ -94,7 +93,7 @@ def mix_grpo(config: TrainConfig) -> TrainConfig:
 
 
 def flow_dppo(config: TrainConfig) -> TrainConfig:
-    """Flow-DPPO as released (arXiv 2606.11025): 0.3 of the steps, in their first half, and a mask on the exact KL instead of the ratio clip."""
+    """Flow-DPPO as released (arXiv 2606.11025): steps of the first half, and a mask on the exact KL instead of the clip."""
     config = _released(config, KernelSpec(name="flow", eta=0.7), clip=1e-4, at=SD3_512, scale="global")
     length = _part(3 / 10, config.rollout.steps)
     window = Window(kind="random", length=length, stop=max(length, config.rollout.steps // 2))
@@ -103,7 +102,7 @@ def flow_dppo(config: TrainConfig) -> TrainConfig:
 
 
 def grpo_guard(config: TrainConfig) -> TrainConfig:
-    """GRPO-Guard as released (arXiv 2510.22319): FlowGRPO with ratios centred at 1 and of one width, and the gradient of every step brought to one scale."""
+    """GRPO-Guard as released (arXiv 2510.22319): FlowGRPO with centered ratios, and gradients of equal size at every step."""
     # Its ratio is scaled by the step's std, so its width is the step's length, and the clip range follows that: 2e-6 at ten steps.
     clip = 2e-6 * 10 / config.rollout.steps
     config = _released(config, KernelSpec(name="flow", eta=0.7), clip=clip, at=SD3_512)
@@ -111,21 +110,21 @@ def grpo_guard(config: TrainConfig) -> TrainConfig:
 
 
 def flash_grpo(config: TrainConfig) -> TrainConfig:
-    """Flash-GRPO as released (arXiv 2605.15980): one exploring step per prompt, drawn from the first half, its gradient's scale divided out."""
+    """Flash-GRPO as released (arXiv 2605.15980): one exploring step per prompt, drawn from the first half."""
     config = _released(config, KernelSpec(name="linear", eta=1.0), clip=1e-3, at=WAN_480P, scale="global")
     window = Window(kind="drawn", at=list(range(max(1, config.rollout.steps // 2))))
     return using(config, {"rollout.window": window, "surrogate.equalize": True})
 
 
 def branch(config: TrainConfig) -> TrainConfig:
-    """One exploring step per prompt from a state that the group shares, replayed once (ours; docs/method.md)."""
+    """One exploring step per prompt from a state that the group shares: the fewest network evaluations (docs/method.md)."""
     window = Window(kind="drawn", at=[config.rollout.steps // 3])
     kernel = {"kernel.name": "sage_exact", "kernel.eta": math.sqrt(2), "trust_region.mode": "none"}
     return using(config, {**kernel, "rollout.window": window, "rollout.same_noise": True, **ONE_UPDATE})
 
 
 def branch_long(config: TrainConfig) -> TrainConfig:
-    """branch for long runs: 236 iterations of 24 prompts, two of five at later steps, a rate that falls to zero (research/results/long_runs.md)."""
+    """branch for long runs: 236 iterations of 24 prompts, some at later steps, a learning rate that falls to zero."""
     third = max(1, config.rollout.steps // 3)
     options = {
         "iterations": 236,
@@ -145,14 +144,14 @@ def branch_long(config: TrainConfig) -> TrainConfig:
 
 
 def nft(config: TrainConfig) -> TrainConfig:
-    """DiffusionNFT (arXiv 2509.16117): no SDE; clips are noised again and matched, towards the good ones and away from the bad ones."""
+    """DiffusionNFT (arXiv 2509.16117): no SDE; matches good clips and moves away from bad ones."""
     levels = max(1, int(0.99 * config.rollout.steps))  # as released: 9 of 10 steps, 24 of 25
     objective = ObjectiveSpec(kind="nft", levels=levels, weight="adaptive", saturation=5.0, old_decay=0.5, old_ramp=500)
     return _kept(_without_sde(config, objective), 1e-4)
 
 
 def awm(config: TrainConfig) -> TrainConfig:
-    """Advantage-weighted matching (arXiv 2509.25050): no SDE; the flow-matching loss of clips that are noised again, times advantage."""
+    """Advantage-weighted matching (arXiv 2509.25050): no SDE; flow matching of clips, weighted by advantage."""
     levels = _part(6 / 14, config.rollout.steps)
     objective = ObjectiveSpec(kind="awm", levels=levels, draw="strata", weight="ghuber", old_decay=0.3, old_ramp=300)
     config = _without_sde(config, replace(objective, old_samples=False))
@@ -163,7 +162,7 @@ def awm(config: TrainConfig) -> TrainConfig:
 
 
 def dpo(config: TrainConfig) -> TrainConfig:
-    """DPO: a group's best clip against its worst; or data.clips."""
+    """DPO: a group's best clip against its worst, or pairs of data.clips."""
     # Diffusion-DPO (arXiv 2311.12908) on velocities, as Flow-DPO (arXiv 2501.13918).
     fraction = round(2 / config.batch.group_size, 4)
     # The loss itself compares with the reference, so the KL beside it has weight 0.
@@ -174,24 +173,24 @@ def dpo(config: TrainConfig) -> TrainConfig:
 
 
 def rft(config: TrainConfig) -> TrainConfig:
-    """Fine-tuning on the best of each group; or on data.clips."""
+    """Fine-tuning on each group's best clips, or on data.clips."""
     options = {"batch.trained_fraction": 0.25, "trust_region": TrustRegion(mode="none"), "kl.kind": "constant"}
     objective = ObjectiveSpec(kind="sft", levels=_part(1 / 3, config.rollout.steps), draw="strata")
     return _without_sde(using(config, options), objective)
 
 
 def refl(config: TrainConfig) -> TrainConfig:
-    """ReFL (arXiv 2304.05977): the reward's gradient at a clip that is predicted in one step from a late one. The reward must have a gradient."""
+    """ReFL (arXiv 2304.05977): the reward's gradient at a clip predicted in one late step. Needs a differentiable reward."""
     return _by_gradient(config, ObjectiveSpec(kind="gradient", levels=1, draw="last", predict=0.25))
 
 
 def draft(config: TrainConfig) -> TrainConfig:
-    """DRaFT-K (arXiv 2309.17400): the reward's gradient, exactly, through the last step of the sampler (K is objective.levels)."""
+    """DRaFT-K (arXiv 2309.17400): the reward's exact gradient through the last K steps (objective.levels)."""
     return _by_gradient(config, ObjectiveSpec(kind="gradient", levels=1, draw="last", credit="exact"))
 
 
 def adjoint(config: TrainConfig) -> TrainConfig:
-    """The reward's gradient at any steps of the rollout, as if later velocities were constant: one pass per trained step, whatever the step."""
+    """The reward's gradient at any steps, with later velocities as constants: one pass per trained step."""
     return _by_gradient(config, ObjectiveSpec(kind="gradient", levels=_part(1 / 3, config.rollout.steps)))
 
 

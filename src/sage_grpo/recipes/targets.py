@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from sage_grpo.models.spec import LoraSpec, ModelSpec
-from sage_grpo.objectives.kl_control import KlCoefficient
+from sage_grpo.objectives.trust_region import KlCoefficient
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.training.config import (
@@ -37,7 +37,7 @@ def using(config: T, options: dict[str, Any]) -> T:
 
 
 def shapes() -> TrainConfig:
-    """The embedded world on a laptop CPU, in minutes."""
+    """The included miniature model; a CPU is enough, in minutes."""
     return TrainConfig(
         iterations=45,
         model=ModelSpec(deterministic=True),
@@ -77,7 +77,7 @@ def hunyuan15() -> TrainConfig:
 
 
 def hunyuan15_official() -> TrainConfig:
-    """The settings of the released code's own scripts, its errors repaired; docs/from-official.md lists every departure."""
+    """The settings of the released scripts, with their errors fixed; docs/from-official.md lists every departure."""
     config = hunyuan15()
     return replace(
         config,

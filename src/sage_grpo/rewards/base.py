@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -49,18 +48,11 @@ class AsyncScoring:
 
     def outcomes(self) -> dict[str, Callable[[], Outcome]]:
         """For each reward that has received clips, by title: a function that waits for all their scores."""
-        return {title: partial(_joined, coming) for title, coming in self._coming.items()}
 
+        def wait(coming: Sequence[Future[Outcome]]) -> Outcome:
+            return Outcome.joined([one.result() for one in coming])
 
-def _joined(coming: Sequence[Future[Outcome]]) -> Outcome:
-    outcomes, count = [one.result() for one in coming], 0
-    failures, remarks = [], []
-    for outcome in outcomes:
-        failures += [replace(one, index=one.index + count) for one in outcome.failures]
-        remarks += [replace(one, index=one.index + count) for one in outcome.remarks]
-        count += len(next(iter(outcome.values.values())))
-    values = {part: torch.cat([outcome.values[part] for outcome in outcomes]) for part in outcomes[0].values}
-    return Outcome(values, failures, remarks)
+        return {title: partial(wait, coming) for title, coming in self._coming.items()}
 
 
 SMALL = VideoSpec(frames=17, height=64, width=64, fps=8.0)
@@ -94,26 +86,27 @@ class CompositeReward:
         self._placed: set[str] = set()
         given = objects or {}
         loaded = [(spec, given[spec.name] if spec.name in given else load_reward(spec)) for spec in specs]
-        self._members = [
+        self._members = members = [
             RewardMember(spec, one, require_weights=require_weights, device=self.device) for spec, one in loaded
         ]
+        self.titles = tuple(member.spec.title for member in members)
         for title, count in Counter(self.titles).items():
             if count > 1:
                 raise RewardConfigError(f"{count} rewards are called {title!r}: give each its own label.")
-
-    @property
-    def titles(self) -> tuple[str, ...]:
-        return tuple(member.spec.title for member in self._members)
-
-    @property
-    def names(self) -> tuple[str, ...]:
+        self.names = tuple(self._public(member, part) for member in members for part in member.reward.names)
         """Names of all parts: the part alone where it is unique, else reward/part."""
-        return tuple(self._public(member, part) for member in self._members for part in member.reward.names)
-
-    @property
-    def weights(self) -> dict[str, float]:
+        self.weights = {self._public(one, part): weight for one in members for part, weight in one.weights.items()}
         """Weight in the total of every part that counts."""
-        return {self._public(one, part): weight for one in self._members for part, weight in one.weights.items()}
+        self.hears = any(member.hears for member in members)
+        self.compares = any(member.compares for member in members)
+        self.reads_clips = not all(member.reads_latents for member in members)
+        """True if any reward, metric-only ones included, needs more than latents."""
+        self.learns_from_clips = any(member.weights and not member.reads_latents for member in members)
+        """True if any reward in the total needs more than latents."""
+
+    def _public(self, member: RewardMember, part: str) -> str:
+        shared = sum(part in other.reward.names for other in self._members) > 1
+        return f"{member.spec.title}/{part}" if shared else part
 
     def judging(self, part: str) -> dict[str, float]:
         """Weights of the rewards that judge this part of a clip, or all parts."""
@@ -131,34 +124,12 @@ class CompositeReward:
                 metrics[spec.title] = {self._public(member, part): weight for part, weight in weights.items()}
         return metrics
 
-    def _public(self, member: RewardMember, part: str) -> str:
-        shared = sum(part in other.reward.names for other in self._members) > 1
-        return f"{member.spec.title}/{part}" if shared else part
-
-    @property
-    def hears(self) -> bool:
-        return any(member.hears for member in self._members)
-
-    @property
-    def compares(self) -> bool:
-        return any(member.compares for member in self._members)
-
     def refuse_comparing(self, why: str) -> None:
         for member in self._members:
             if member.compares:
                 raise RewardConfigError(
                     f"Reward {member.spec.title!r} compares clips of a group with one another: {why}"
                 )
-
-    @property
-    def reads_clips(self) -> bool:
-        """True if any reward, metric-only ones included, needs more than latents."""
-        return not all(member.reads_latents for member in self._members)
-
-    @property
-    def learns_from_clips(self) -> bool:
-        """True if any reward in the total needs more than latents."""
-        return any(member.weights and not member.reads_latents for member in self._members)
 
     def frames_read(self, count: int, fps: float) -> list[int] | None:
         """Frames of a clip that the rewards in the total read. None means all frames."""
@@ -294,45 +265,13 @@ class CompositeReward:
             if member.reads_latents and not sampled:
                 raise RewardConfigError(without_latents(member.spec))
             if member.spec.try_out and not member.reads_latents:
-                attempt = partial(_try, member, prompts=((prompt, metadata or {}), *others), gradient=gradient)
-                problem = attempt(SMALL if video is None else replace(SMALL, fps=video.fps))
+                prompts = ((prompt, metadata or {}), *others)
+                problem = member.try_out(SMALL if video is None else replace(SMALL, fps=video.fps), prompts, gradient)
                 if problem and video is not None:
-                    problem = attempt(video)
+                    problem = member.try_out(video, prompts, gradient)
                 if problem:
                     problems.append(f"Reward {member.spec.title!r} failed when it was tried out: {problem}")
         self.offload()
         if problems:
             problems.append("Repair it, or set try_out: false for a reward that cannot score such a clip.")
         return "\n".join(problems)
-
-
-def _try(
-    member: RewardMember, video: VideoSpec, *, prompts: Sequence[tuple[str, Mapping[str, Any]]], gradient: bool
-) -> str:
-    """The fault in a reward's scores of a clip with the first prompt, or an empty string; without a score and a reason, the others are tried."""
-    # a coarse random picture that moves sideways: a blank clip would have zero contrast
-    generator = torch.Generator().manual_seed(0)
-    coarse = torch.randint(0, 256, (8, 8, 3), generator=generator, dtype=torch.uint8)
-    rows, columns = (torch.arange(size) * 8 // size for size in (video.height, video.width))
-    picture = coarse[rows][:, columns]
-    videos = torch.stack([picture.roll(frame, dims=1) for frame in range(video.frames)]).unsqueeze(0)
-    if member.compares:
-        videos = torch.cat([videos, videos.flip(3)])
-    count, rate = len(videos), 16_000
-    waves = torch.rand(count, 2, int(rate * video.frames / video.fps), generator=generator) - 0.5
-    clips, *others = (
-        ClipBatch(videos, [text] * count, video.fps, [metadata] * count, sound=Sound(waves, rate))
-        for text, metadata in prompts
-    )
-    try:
-        outcome = member.score(clips)
-        if gradient and member.weights and not outcome.failures:
-            floats = clips.videos.float().requires_grad_()
-            member.differentiable(floats, clips.prompts, clips.fps, clips.metadata).sum().backward()
-        raised = [failure.reason for failure in outcome.failures if failure.raised or member.asks_others]
-        if not raised and all(one.is_silent(member.weights) for one in chain([outcome], map(member.score, others))):
-            raised = [f"{outcome.failures[0].reason} without a reason, and so for each of {len(prompts)} prompts"]
-    except RewardConfigError as error:
-        return str(error)
-    size = f"{video.frames} frames of {video.height} x {video.width} at {video.fps:g} fps"
-    return f"{raised[0]} (a clip of {size}, prompt {prompts[0][0][:120]!r})" if raised else ""

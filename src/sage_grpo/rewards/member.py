@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from sage_grpo.rewards.functions import (
     where_raised,
 )
 from sage_grpo.rewards.spec import RewardSpec, facts_of
-from sage_grpo.types import DifferentiableReward, PartScores, ReadsFrames, Reward, Sound
+from sage_grpo.types import DifferentiableReward, PartScores, ReadsFrames, Reward, Sound, VideoSpec
 
 SHOWN = 5
 """Largest number of reasons that are printed per iteration."""
@@ -138,6 +139,17 @@ class Outcome:
     remarks: list[Failure] = field(default_factory=list)
     """Reasons that the reward gave for clips that it scored."""
 
+    @classmethod
+    def joined(cls, outcomes: Sequence[Outcome]) -> Outcome:
+        """Of clips that were scored in batches."""
+        failures, remarks, count = [], [], 0
+        for outcome in outcomes:
+            failures += [replace(one, index=one.index + count) for one in outcome.failures]
+            remarks += [replace(one, index=one.index + count) for one in outcome.remarks]
+            count += len(next(iter(outcome.values.values())))
+        values = {part: torch.cat([outcome.values[part] for outcome in outcomes]) for part in outcomes[0].values}
+        return cls(values, failures, remarks)
+
     def is_silent(self, counting: Collection[str]) -> bool:
         """True if no clip has a score and none a reason; where parts are `counting` in the total, a clip needs all of these."""
         finite = [values.isfinite() for part, values in self.values.items() if part in counting or not counting]
@@ -189,6 +201,35 @@ class RewardMember:
                 f"Reward {self.spec.title!r}: frames_read names frame {wrong[0]} of a clip of {count} frames, which count from 0 to {count - 1}."
             )
         return set(frames)
+
+    def try_out(self, video: VideoSpec, prompts: Sequence[tuple[str, Mapping[str, Any]]], gradient: bool) -> str:
+        """The fault in a reward's scores of a clip with the first prompt, or an empty string; without a score and a reason, the others are tried."""
+        # a coarse random picture that moves sideways: a blank clip would have zero contrast
+        generator = torch.Generator().manual_seed(0)
+        coarse = torch.randint(0, 256, (8, 8, 3), generator=generator, dtype=torch.uint8)
+        rows, columns = (torch.arange(size) * 8 // size for size in (video.height, video.width))
+        picture = coarse[rows][:, columns]
+        videos = torch.stack([picture.roll(frame, dims=1) for frame in range(video.frames)]).unsqueeze(0)
+        if self.compares:
+            videos = torch.cat([videos, videos.flip(3)])
+        count, rate = len(videos), 16_000
+        waves = torch.rand(count, 2, int(rate * video.frames / video.fps), generator=generator) - 0.5
+        clips, *others = (
+            ClipBatch(videos, [text] * count, video.fps, [metadata] * count, sound=Sound(waves, rate))
+            for text, metadata in prompts
+        )
+        try:
+            outcome = self.score(clips)
+            if gradient and self.weights and not outcome.failures:
+                floats = clips.videos.float().requires_grad_()
+                self.differentiable(floats, clips.prompts, clips.fps, clips.metadata).sum().backward()
+            raised = [failure.reason for failure in outcome.failures if failure.raised or self.asks_others]
+            if not raised and all(one.is_silent(self.weights) for one in chain([outcome], map(self.score, others))):
+                raised = [f"{outcome.failures[0].reason} without a reason, and so for each of {len(prompts)} prompts"]
+        except RewardConfigError as error:
+            return str(error)
+        size = f"{video.frames} frames of {video.height} x {video.width} at {video.fps:g} fps"
+        return f"{raised[0]} (a clip of {size}, prompt {prompts[0][0][:120]!r})" if raised else ""
 
     @torch.no_grad()
     def score(self, clips: ClipBatch) -> Outcome:

@@ -6,21 +6,21 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from sage_grpo.config.metadata import Content, Course, Effect, Machine, Record, Speed, Start
-from sage_grpo.config.ranges import Count, Decay, Folder, Natural, NotNegative, Positive, Range, Seed, Share, checked
+from sage_grpo.config.ranges import Count, Folder, Natural, NotNegative, Positive, Range, Seed, Share, checked
 from sage_grpo.distributed.spec import ParallelSpec, RaySpec
 from sage_grpo.health.config import SentinelConfig
 from sage_grpo.models.distilled import steps_of
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.objectives.base import Objective
 from sage_grpo.objectives.build import build
-from sage_grpo.objectives.kl_control import KlCoefficient
 from sage_grpo.objectives.options import ObjectiveSpec
 from sage_grpo.objectives.options import SurrogateConfig as SurrogateConfig
-from sage_grpo.objectives.trust_region import TrustRegion
+from sage_grpo.objectives.trust_region import KlCoefficient, TrustRegion
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.solvers import Rule, SolverName
 from sage_grpo.samplers.windows import Window
+from sage_grpo.training.optim import OptimizerConfig as OptimizerConfig
 from sage_grpo.worlds.world import WORLDS
 
 
@@ -139,46 +139,6 @@ class AnchorConfig:
     """Optimizer updates between renewals, in modes moving and dual."""
     offload: Speed[bool] = False
     """Keep the reference weights in CPU memory."""
-
-
-@checked
-class OptimizerConfig:
-    """Optimizer and learning rate."""
-
-    kind: Literal["adamw", "muon"] = "adamw"
-    """AdamW, or Muon for matrices with AdamW for the rest."""
-    lr: Positive = 1e-5
-    """Peak learning rate."""
-    target_kl: Positive | None = None
-    """Adapt the learning rate (at most lr) so that a rollout's updates move the policy by this KL, in nats per path."""
-    max_kl: Positive | None = None
-    """Scale a rollout's updates back when they move the policy by more than this KL, in nats per path."""
-    betas: tuple[Decay, Decay] = (0.9, 0.999)
-    """Decay rates of AdamW's two moments."""
-    eps: Positive = 1e-8
-    """AdamW's epsilon; the metric gradient/rms_over_eps shows whether gradients are well above it."""
-    weight_decay: NotNegative = 0.01
-    """Decoupled weight decay."""
-    max_grad_norm: Positive = 1.0
-    """Largest gradient norm; larger gradients are scaled down."""
-    warmup_updates: Natural = 0
-    """Updates of linear warm-up."""
-    decay: Literal["constant", "cosine", "linear"] = "constant"
-    """Learning rate after warm-up: constant, or falling to 0 at the end of the run."""
-    ema: Decay | None = None
-    """Decay per update of a moving average of the weights; None keeps none."""
-
-    def __post_init__(self) -> None:
-        if self.target_kl is not None and self.max_kl is not None and self.max_kl < self.target_kl:
-            raise ValueError(
-                f"optimizer.max_kl ({self.max_kl}) is below optimizer.target_kl ({self.target_kl}), which no rollout could then "
-                "reach: 4 to 10 times the target leaves room for its scatter."
-            )
-
-    @property
-    def measures_kl(self) -> bool:
-        """True if the KL of a rollout's updates is measured, which takes a network pass per prompt."""
-        return self.target_kl is not None or self.max_kl is not None
 
 
 @checked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -11,29 +11,27 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.data.examples import content_hash, fitted
 from sage_grpo.data.groups import Member, MicroBatch
-from sage_grpo.data.prompts import Prompt, PromptStream, look_ahead
+from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.world import World
 from sage_grpo.health.statistics import thumbnails
-from sage_grpo.models.base import VelocityModel, abilities, encoder_of, network_of, pixels_of, sound_of
-from sage_grpo.models.checkpoints.cache import EncodingCache
+from sage_grpo.models.base import VelocityModel, abilities, network_of, pixels_of, sound_of
 from sage_grpo.models.policy import Policy
 from sage_grpo.rewards.base import AsyncScoring, CompositeReward
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.inputs import conditions_of
+from sage_grpo.training.inputs import LATENTS, Encoder, conditions_of
 from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.loss import needs_velocity_old
 from sage_grpo.training.offload import VaeMover
+from sage_grpo.training.parts import parts_of
 from sage_grpo.training.plan import Group, Plan, Replay
-from sage_grpo.training.planner import Planner, parts_of
+from sage_grpo.training.planner import Planner
 from sage_grpo.training.reference import PastWeights
 from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage, learned
 from sage_grpo.training.scoring import ScoredClips, Scores, black_clips, metadata_of, score_here
 from sage_grpo.types import Conditioning, Sound
 from sage_grpo.utils.clock import Clock
-from sage_grpo.utils.video import read_video
 
 Conditions = Mapping[int, Conditioning]
 """Conditionings of groups, by their index."""
@@ -221,64 +219,3 @@ class RolloutEngine:
             return []
         batches = plan.batches(self.world.rank)
         return [member for place in self.world.mine(len(batches)) for member in batches[place].members]
-
-
-class EncodeAhead:
-    """Encodes this rank's prompts of the iterations up to `data.encode_ahead`, and the held-out ones, so that text encoders leave the memory."""
-
-    def __init__(self, engine: RolloutEngine, held_out: Sequence[Prompt]) -> None:
-        self.engine, self.held_out = engine, held_out[: engine.config.evaluate.prompts]
-        self.encoded: dict[Prompt, Conditioning] = {}
-        """The model itself keeps no conditionings in memory."""
-        self.until = 0
-        """Iteration up to which prompts are encoded."""
-
-    def run(self, stream: PromptStream, iteration: int) -> None:
-        engine, config, planner = self.engine, self.engine.config, self.engine.planner
-        later = 1 + config.rollout.staleness
-        if self.until >= min(config.iterations, iteration + later):
-            return
-        coming = PromptStream(stream.prompts, config.seed)
-        coming.position = stream.position
-        batches = (coming.take(config.batch.prompts) for _ in range(iteration, config.iterations))
-        places = [planner.places(rank) for rank in range(engine.world.size)]
-        least = later * config.batch.prompts if later > 1 else 0
-        near = look_ahead(batches, places, max(config.data.encode_ahead, least))
-        training = [batch[place] for batch in near for place in places[engine.world.rank]]
-        prompts = list(dict.fromkeys([*training, *self.held_out]))
-        with engine.clock("encode"):
-            tick = engine.clock.ticker(len(prompts))
-            self.encoded = {prompt: self.encoded[prompt] for prompt in prompts if prompt in self.encoded}
-            for prompt in prompts:
-                if prompt not in self.encoded:
-                    (self.encoded[prompt],) = conditions_of(engine.model, [prompt])
-                tick()
-        engine.model.unload_text()
-        self.until = iteration + len(near)
-
-
-LATENTS = "latents"
-"""Folder of a run's encoded clips."""
-
-
-class Encoder:
-    """Latents of clip files in the model's format, cached by content of the file, format and VAE."""
-
-    def __init__(self, model: VelocityModel, folder: Path, placed: Callable[[], AbstractContextManager[None]]) -> None:
-        """placed: context inside which the VAE is on the model's device."""
-        self.model, self.placed = model, placed
-        self._cache = EncodingCache(folder, encoder_of(model).key(), "Encoded clips")
-
-    def __call__(self, file: Path) -> Tensor:
-        """Latents of one clip on the CPU."""
-        key = content_hash(file), str(self.model.video)
-        return self._cache.get(key, lambda: {"latents": self._encode(file)})["latents"]
-
-    def _encode(self, file: Path) -> Tensor:
-        clip, fps = read_video(file)
-        try:
-            clip = fitted(clip, fps, self.model.video)
-        except ValueError as error:  # the header promised more
-            raise ValueError(f"{file} is {error}. Take its row out of data.clips.") from error
-        with self.placed():
-            return encoder_of(self.model).to_latents(clip[None])[0]

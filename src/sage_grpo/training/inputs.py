@@ -1,9 +1,10 @@
-"""Builds a run's prompts, rewards and model from its configuration or from objects of a Python program."""
+"""A run's prompts, rewards and model, from its configuration or from objects of a Python program; and the encoding of prompts and given clips."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,10 +12,11 @@ import torch
 from torch import Tensor
 
 from sage_grpo.config.parsing import ConfigError
-from sage_grpo.data.examples import Examples, load_examples, usable
-from sage_grpo.data.prompts import SETS, Frame, Prompt, Row, load_prompts, prompts_of
+from sage_grpo.data.examples import Examples, content_hash, fitted, load_examples, usable
+from sage_grpo.data.prompts import SETS, Frame, Prompt, PromptStream, Row, load_prompts, look_ahead, prompts_of
 from sage_grpo.distributed.world import World
 from sage_grpo.models.base import VelocityModel, abilities, encoder_of
+from sage_grpo.models.checkpoints.cache import EncodingCache
 from sage_grpo.models.devices import choose_device
 from sage_grpo.models.network.blocks import worth_compiling
 from sage_grpo.models.spec import ModelSpec
@@ -24,10 +26,12 @@ from sage_grpo.rewards.member import without_gradient
 from sage_grpo.rewards.spec import RewardLike, RewardSpec, gather_rewards, has_gradient
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.offload import DEVICES, get_ready, hold_to_budget
+from sage_grpo.training.planner import Planner
 from sage_grpo.training.scoring import compose, metadata_of
 from sage_grpo.types import Conditioning, DifferentiableReward, Reward
+from sage_grpo.utils.clock import Clock
 from sage_grpo.utils.imports import name_of, refuse_object
-from sage_grpo.utils.video import read_pictures
+from sage_grpo.utils.video import read_pictures, read_video
 from sage_grpo.worlds.world import WORLDS, Listed
 
 NAMES = (*WORLDS, *SETS)
@@ -152,10 +156,7 @@ def compiles(config: TrainConfig, device: torch.device) -> tuple[bool, str]:
 
 
 def load_rewards(
-    config: TrainConfig,
-    prompts: Sequence[Prompt],
-    world: World,
-    given: Overrides | None = None,
+    config: TrainConfig, prompts: Sequence[Prompt], world: World, given: Overrides | None = None
 ) -> CompositeReward:
     """The rewards of a run, tried out. Between their calls they leave the accelerator to the policy."""
     given = given or Overrides()
@@ -224,3 +225,74 @@ def pictures_of(prompt: Prompt) -> Tensor | None:
 
 def conditions_of(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Conditioning]:
     return model.encode([prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts])
+
+
+class EncodeAhead:
+    """Encodes this rank's prompts of the iterations up to `data.encode_ahead`, and the held-out ones, so that text encoders leave the memory."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: VelocityModel,
+        planner: Planner,
+        held_out: Sequence[Prompt],
+        *,
+        rank: int = 0,
+        clock: Clock,
+    ) -> None:
+        self.config, self.model, self.planner, self.rank, self.clock = config, model, planner, rank, clock
+        self.held_out = held_out[: config.evaluate.prompts]
+        self.encoded: dict[Prompt, Conditioning] = {}
+        """The model itself keeps no conditionings in memory."""
+        self.until = 0
+        """Iteration up to which prompts are encoded."""
+
+    def run(self, stream: PromptStream, iteration: int) -> None:
+        config, planner = self.config, self.planner
+        later = 1 + config.rollout.staleness
+        if self.until >= min(config.iterations, iteration + later):
+            return
+        coming = PromptStream(stream.prompts, config.seed)
+        coming.position = stream.position
+        batches = (coming.take(config.batch.prompts) for _ in range(iteration, config.iterations))
+        places = [planner.places(rank) for rank in range(planner.ranks)]
+        least = later * config.batch.prompts if later > 1 else 0
+        near = look_ahead(batches, places, max(config.data.encode_ahead, least))
+        training = [batch[place] for batch in near for place in places[self.rank]]
+        prompts = list(dict.fromkeys([*training, *self.held_out]))
+        with self.clock("encode"):
+            tick = self.clock.ticker(len(prompts))
+            self.encoded = {prompt: self.encoded[prompt] for prompt in prompts if prompt in self.encoded}
+            for prompt in prompts:
+                if prompt not in self.encoded:
+                    (self.encoded[prompt],) = conditions_of(self.model, [prompt])
+                tick()
+        self.model.unload_text()
+        self.until = iteration + len(near)
+
+
+LATENTS = "latents"
+"""Folder of a run's encoded clips."""
+
+
+class Encoder:
+    """Latents of clip files in the model's format, cached by content of the file, format and VAE."""
+
+    def __init__(self, model: VelocityModel, folder: Path, placed: Callable[[], AbstractContextManager[None]]) -> None:
+        """placed: context inside which the VAE is on the model's device."""
+        self.model, self.placed = model, placed
+        self._cache = EncodingCache(folder, encoder_of(model).key(), "Encoded clips")
+
+    def __call__(self, file: Path) -> Tensor:
+        """Latents of one clip on the CPU."""
+        key = content_hash(file), str(self.model.video)
+        return self._cache.get(key, lambda: {"latents": self._encode(file)})["latents"]
+
+    def _encode(self, file: Path) -> Tensor:
+        clip, fps = read_video(file)
+        try:
+            clip = fitted(clip, fps, self.model.video)
+        except ValueError as error:  # the header promised more
+            raise ValueError(f"{file} is {error}. Take its row out of data.clips.") from error
+        with self.placed():
+            return encoder_of(self.model).to_latents(clip[None])[0]

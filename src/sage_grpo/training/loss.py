@@ -55,72 +55,11 @@ class TrainItem:
         return replace(self, advantage=advantage, weight=weight, v_reference=reference)
 
 
-@dataclass(frozen=True)
-class StatePart:
-    """A part of a clip's state with a ratio and a loss of its own: it explores, or a reward judges it alone."""
-
-    name: str
-    place: slice
-    column: int
-    """Column in log-probabilities, and in advantages with one column per part."""
-    share: float
-    """Share in the loss: the losses of parts are averaged."""
-
-    @property
-    def dims(self) -> int:
-        return int(self.place.stop - self.place.start)
-
-    def view(self, item: TrainItem, step: Step) -> tuple[TrainItem, Step]:
-        """Restrict an item and its step to this part."""
-        record = item.record
-
-        def rows(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor[:, self.place]
-
-        part = replace(
-            record,
-            x=record.x[:, self.place],
-            x_next=record.x_next[:, self.place],
-            v_old=rows(record.v_old),
-            log_prob_old=None if record.log_prob_old is None else record.log_prob_old[:, self.column],
-        )
-        advantage = item.advantage if item.advantage.ndim == 1 else item.advantage[:, self.column]
-        item = replace(
-            item, record=part, advantage=advantage, weight=self.share * item.weight, v_reference=rows(item.v_reference)
-        )
-        v = step.velocity[:, self.place]
-        x = to_device(part.x, v.device, torch.float32)
-        return item, Step(gaussian=record.policy.transition(item.step)(x, v), velocity=v)
-
-
-def views(parts: Sequence[StatePart], item: TrainItem, step: Step) -> list[tuple[TrainItem, Step]]:
-    return [part.view(item, step) for part in parts] or [(item, step)]
-
-
-def joined(gradients: Sequence[Tensor], parts: Sequence[StatePart], whole: Tensor) -> Tensor:
-    if not parts:
-        (gradient,) = gradients
-        return gradient
-    total = torch.zeros_like(whole)
-    for gradient, part in zip(gradients, parts):
-        total[:, part.place] = gradient
-    return total
-
-
 def replay(item: TrainItem, device: torch.device, x: Tensor | None = None) -> Step:
     """Run an item's step again with the model's current weights; `x` is its state if the caller needs a gradient there."""
     record = item.record
     x = to_device(record.x, device, torch.float32) if x is None else x
     return record.policy.step(item.step, x, record.conditions)
-
-
-def log_probs(objective: Objective, item: TrainItem, step: Step, parts: Sequence[StatePart]) -> Tensor:
-    columns = []
-    for view, law in views(parts, item, step):
-        x_next = to_device(view.record.x_next, law.velocity.device, torch.float32)
-        sigma = view.record.policy.sigma(view.step)
-        columns.append(objective.log_prob(law.gaussian, law.velocity, x_next, sigma))
-    return torch.stack(columns, dim=1) if parts else columns[0]
 
 
 @dataclass(frozen=True)

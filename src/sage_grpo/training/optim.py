@@ -1,16 +1,56 @@
-"""Optimizers, and the learning rate: its schedule, and what follows the exact KL of the updates."""
+"""Optimizers with their options, and the learning rate: its schedule, and what follows the exact KL of the updates."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from sage_grpo.config.ranges import Decay, Natural, NotNegative, Positive, checked
 from sage_grpo.health.checks import LEAST
-from sage_grpo.training.config import OptimizerConfig
+
+
+@checked
+class OptimizerConfig:
+    """Optimizer and learning rate."""
+
+    kind: Literal["adamw", "muon"] = "adamw"
+    """AdamW, or Muon for matrices with AdamW for the rest."""
+    lr: Positive = 1e-5
+    """Peak learning rate."""
+    target_kl: Positive | None = None
+    """Adapt the learning rate (at most lr) so that a rollout's updates move the policy by this KL, in nats per path."""
+    max_kl: Positive | None = None
+    """Scale a rollout's updates back when they move the policy by more than this KL, in nats per path."""
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Decay rates of AdamW's two moments."""
+    eps: Positive = 1e-8
+    """AdamW's epsilon; the metric gradient/rms_over_eps shows whether gradients are well above it."""
+    weight_decay: NotNegative = 0.01
+    """Decoupled weight decay."""
+    max_grad_norm: Positive = 1.0
+    """Largest gradient norm; larger gradients are scaled down."""
+    warmup_updates: Natural = 0
+    """Updates of linear warm-up."""
+    decay: Literal["constant", "cosine", "linear"] = "constant"
+    """Learning rate after warm-up: constant, or falling to 0 at the end of the run."""
+    ema: Decay | None = None
+    """Decay per update of a moving average of the weights; None keeps none."""
+
+    def __post_init__(self) -> None:
+        if self.target_kl is not None and self.max_kl is not None and self.max_kl < self.target_kl:
+            raise ValueError(
+                f"optimizer.max_kl ({self.max_kl}) is below optimizer.target_kl ({self.target_kl}), which no rollout could then "
+                "reach: 4 to 10 times the target leaves room for its scatter."
+            )
+
+    @property
+    def measures_kl(self) -> bool:
+        """True if the KL of a rollout's updates is measured, which takes a network pass per prompt."""
+        return self.target_kl is not None or self.max_kl is not None
 
 
 class Optimizer:

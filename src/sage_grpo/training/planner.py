@@ -14,15 +14,12 @@ from torch import Tensor
 
 from sage_grpo.data.groups import Member, MicroBatch, deal, share_out, split_updates
 from sage_grpo.data.prompts import Prompt
-from sage_grpo.models import ModelError
-from sage_grpo.models.base import VelocityModel, abilities
 from sage_grpo.objectives.base import Objective
 from sage_grpo.objectives.policy_gradient import equalizing_weights
 from sage_grpo.samplers.kernels import Kernel
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.sde_steps import explore, left_out
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.loss import StatePart
 from sage_grpo.training.plan import Group, KlProbe, Plan
 
 LOOK = "Look at `sage-grpo inspect`."
@@ -303,35 +300,3 @@ def foresee(config: TrainConfig, plan: Plan) -> Plan:
     draw = torch.Generator().manual_seed(plan.iteration)
     clips = len(plan.groups) * plan.group_size
     return choose(config, plan, torch.rand(clips, generator=draw), torch.ones(clips, dtype=torch.bool))
-
-
-def parts_of(config: TrainConfig, model: VelocityModel) -> tuple[StatePart, ...]:
-    """The parts of a clip with a ratio of their own, in the model's order; empty if the state is learned as one."""
-    explore, judged = config.rollout.explore, [spec.judges for spec in config.rewards if spec.judges]
-    if not explore and not judged:
-        return ()
-    asked = f"rollout.explore {explore}" if explore else f"rewards.judges {judged[0]}"
-    layout = abilities(model).parts
-    if layout is None:
-        raise ModelError(
-            f"{asked} is about parts of a clip, and {type(model).__name__} has one, the video. Leave it out."
-        )
-    layout.check([*explore, *judged])
-    silent = [name for name in judged if explore and name not in explore]
-    if silent:
-        raise ModelError(
-            f"rewards.judges {silent[0]}, but rollout.explore is {explore}: what does not explore learns nothing. Add it there."
-        )
-    objective = config.build_objective()
-    reasons = {
-        f"objective.kind {config.objective.kind} differentiates by the whole clip": objective.differentiates,
-        f"objective.kind {config.objective.kind} learns whole clips, which are chosen": objective.chooses,
-        "batch.trained_fraction chooses clips by one advantage": bool(judged) and config.batch.trained_fraction < 1,
-        f"objective.kind {config.objective.kind} samples with the ODE, so that no part explores": bool(explore)
-        and objective.samples == "ode",
-    }
-    for reason, found in reasons.items():
-        if found:
-            raise ModelError(f"{asked} cannot be had here: {reason}. Leave one of them out.")
-    places = {name: place for name, place in layout.places().items() if name in explore or not explore}
-    return tuple(StatePart(name, place, column, 1 / len(places)) for column, (name, place) in enumerate(places.items()))

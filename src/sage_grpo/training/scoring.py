@@ -23,11 +23,7 @@ from sage_grpo.training.config import AdvantageConfig, TrainConfig
 from sage_grpo.types import Reward, Sound, VideoSpec
 
 
-def compose(
-    config: TrainConfig,
-    device: torch.device,
-    objects: Mapping[str, Reward] | None = None,
-) -> CompositeReward:
+def compose(config: TrainConfig, device: torch.device, objects: Mapping[str, Reward] | None = None) -> CompositeReward:
     """Build the rewards of a run."""
     return CompositeReward(
         config.rewards,

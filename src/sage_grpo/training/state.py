@@ -16,7 +16,7 @@ from sage_grpo.distributed.world import World
 from sage_grpo.health.config import SentinelConfig
 from sage_grpo.health.sentinel import Sentinel
 from sage_grpo.models.base import VelocityModel
-from sage_grpo.objectives.kl_control import KlController
+from sage_grpo.objectives.trust_region import KlController
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.optim import Optimizer
 from sage_grpo.training.reference import OldPolicy, PastWeights, ReferencePolicy, Snapshot
@@ -56,7 +56,7 @@ class TrainState:
             optimizer=Optimizer(params, config.optimizer, total_updates=updates),
             anchor=anchor,
             ema=None if config.optimizer.ema is None else Snapshot(params),
-            kl=config.kl.controller(),
+            kl=KlController(config.kl),
             stream=PromptStream(prompts, config.seed),
             old=old,
             past=PastWeights(params) if config.rollout.staleness else None,

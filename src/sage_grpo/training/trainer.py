@@ -19,9 +19,9 @@ from sage_grpo.health.sentinel import Sentinel
 from sage_grpo.health.statistics import ParameterDrift, appearance
 from sage_grpo.models.base import pixels_of
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.engine import EncodeAhead, MakeWorkers, RolloutEngine
+from sage_grpo.training.engine import MakeWorkers, RolloutEngine
 from sage_grpo.training.evaluate import Evaluation, check_evaluation, evaluate
-from sage_grpo.training.inputs import Inputs
+from sage_grpo.training.inputs import EncodeAhead, Inputs
 from sage_grpo.training.offload import distribute, set_activations
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import choose
@@ -71,12 +71,7 @@ class Trainer:
         self.old = OldPolicy.of(self.objective, params, config.update.updates_per_rollout, config.anchor.offload)
         self.state = TrainState.begin(config, self.model, inputs.prompts, self.old if self.objective.lags else None)
         self.engine = RolloutEngine(
-            config,
-            self.model,
-            self.reward,
-            world=self.world,
-            clock=self.clock,
-            examples=inputs.examples is not None,
+            config, self.model, self.reward, world=self.world, clock=self.clock, examples=inputs.examples is not None
         )
         self.planner = self.engine.planner
         self.dims = sum(part.dims for part in self.engine.parts) or math.prod(self.model.latent_shape())
@@ -93,15 +88,14 @@ class Trainer:
             clock=self.clock,
         )
         self.state.sentinel = Sentinel.of(
-            config.sentinel,
-            self.reward,
-            clips=config.batch.prompts * config.group_size,
-            clip_range=self.clip_range,
+            config.sentinel, self.reward, clips=config.batch.prompts * config.group_size, clip_range=self.clip_range
         )
         self._check_groups()
         if self.objective.differentiates and self.reward.learns_from_clips:
             pixels_of(self.model)  # refuses models that cannot decode with a graph
-        self.prompt_encoder = EncodeAhead(self.engine, self.held_out)
+        self.prompt_encoder = EncodeAhead(
+            config, self.model, self.planner, self.held_out, rank=self.world.rank, clock=self.clock
+        )
         self.needs_clips: Callable[[int], bool] = lambda number: True
         """True if, after so many iterations, an observer needs full clips of the next one; otherwise only the frames for rewards and health
         checks are decoded."""

@@ -19,22 +19,10 @@ from sage_grpo.objectives.base import Objective, PreferencePair
 from sage_grpo.objectives.trust_region import closed_form_kl
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.lockstep import Lockstep
-from sage_grpo.training.loss import (
-    Diverged,
-    StatePart,
-    TrainItem,
-    UpdateSums,
-    backpropagate,
-    joined,
-    log_probs,
-    loss_of,
-    mean_of,
-    replay,
-    summarize,
-    views,
-)
+from sage_grpo.training.loss import Diverged, TrainItem, UpdateSums, backpropagate, loss_of, mean_of, replay, summarize
 from sage_grpo.training.offload import same_bits, settle, to_device, to_storage
 from sage_grpo.training.optim import share_kept
+from sage_grpo.training.parts import StatePart, joined, log_probs
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.reference import OldPolicy, Snapshot
 from sage_grpo.training.rollout import Rollout
@@ -208,12 +196,14 @@ class Updater:
             exact = item.reward_gradient is not None and self.objective.spec.credit == "exact"
             x = to_device(item.record.x, device, torch.float32).requires_grad_() if exact else None
             step = replay(item, device, x)
-            seen = views(self.parts, item, step)
+            seen = [part.view(item, step) for part in self.parts] or [(item, step)]
             losses = [
                 loss_of(self.objective, self.config.trust_region, view, law, kl_lambda=kl_lambda) for view, law in seen
             ]
+            gradients = [loss.total for loss in losses]
+            gradient = joined(gradients, self.parts, step.velocity) if self.parts else gradients[0]
             with same_bits(device, wanted=self.config.model.deterministic):
-                step.velocity.backward(scale * joined([loss.total for loss in losses], self.parts, step.velocity))
+                step.velocity.backward(scale * gradient)
             if x is not None:
                 backpropagate(item, x, scale)
             for (view, _), loss in zip(seen, losses):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.files import (
@@ -40,8 +40,6 @@ from sage_grpo.utils.suggest import nearest
 if TYPE_CHECKING:
     import torch
 
-    from sage_grpo.models.spec import ModelSpec
-
 PIPELINES: Mapping[str, str] = {
     "HunyuanVideo15Pipeline": "hunyuan15",
     "HunyuanVideo15ImageToVideoPipeline": "hunyuan15",
@@ -63,7 +61,17 @@ TOKENIZERS = {f"tokenizer{number}": f"text_encoder{number}" for number in ("", "
 """Text encoders by tokenizer."""
 
 
-def resolve(spec: ModelSpec) -> Path:
+class Located(Protocol):
+    """A ModelSpec's place of the checkpoint."""
+
+    @property
+    def path(self) -> str | None: ...
+
+    @property
+    def revision(self) -> str | None: ...
+
+
+def resolve(spec: Located) -> Path:
     if spec.path is None or spec.path == "shapes":
         folder = Path(str(files("sage_grpo") / "worlds" / "shapes" / "assets"))
         if not (folder / "model_index.json").is_file():
@@ -89,7 +97,7 @@ def resolve(spec: ModelSpec) -> Path:
     raise ModelError(f'model.path "{spec.path}" is not a folder.{hint}')
 
 
-def local_folder(spec: ModelSpec) -> Path | None:
+def local_folder(spec: Located) -> Path | None:
     """The checkpoint's folder with at least its config files, if it is here: as a path, or in the hub's cache."""
     if spec.path is None or Path(spec.path).expanduser().is_dir() or not _is_hub_id(spec.path):
         return resolve(spec)
@@ -100,7 +108,7 @@ def local_folder(spec: ModelSpec) -> Path | None:
     return Path(index).parent if isinstance(index, str) and isinstance(config, str) else None
 
 
-def configs_folder(spec: ModelSpec) -> Path:
+def configs_folder(spec: Located) -> Path:
     return local_folder(spec) or _download(spec, weights=False)
 
 
@@ -108,7 +116,7 @@ def _is_hub_id(path: str) -> bool:
     return path.count("/") == 1 and not path.startswith((".", "/", "~"))
 
 
-def _download(spec: ModelSpec, *, weights: bool = True) -> Path:
+def _download(spec: Located, *, weights: bool = True) -> Path:
     from diffusers import DiffusionPipeline
     from huggingface_hub import snapshot_download
 
@@ -147,7 +155,7 @@ def read_config(folder: Path, component: str, name: str = "config.json") -> dict
     return values
 
 
-def detect_family(spec: ModelSpec) -> str:
+def detect_family(spec: Located) -> str:
     folder = resolve(spec)
     name = str(read_index(folder).get("_class_name"))
     if name not in PIPELINES:

@@ -17,7 +17,7 @@ from sage_grpo.models import ModelError
 from sage_grpo.models.base import Abilities
 from sage_grpo.models.checkpoints.checkpoint import check_components, read_config
 from sage_grpo.models.codec import Codec
-from sage_grpo.models.family import JOINT_ATTENTION, FamilyModel, Traits
+from sage_grpo.models.family import JOINT_ATTENTION, LAST_QUERIES, FamilyModel, Traits
 from sage_grpo.models.network.attention import PackedAttention, split_rotary
 from sage_grpo.models.network.decoding import hunyuan15_pixels
 from sage_grpo.models.network.gradients import empty
@@ -97,6 +97,7 @@ class Hunyuan15(FamilyModel):
         lora_targets=(*JOINT_ATTENTION, "ff.net.*", "ff_context.net.*"),
         encoders=("text_encoder", "text_encoder_2", "image_encoder"),
         inputs={"text": "text_embed_dim"},
+        unread=("context_embedder_2.", *LAST_QUERIES, "LAST.attn.to_add_out.", "LAST.ff_context."),
         text_tokens=256,
         ragged=(("encoder_hidden_states", 1),),
         even_sigmas=True,
@@ -116,6 +117,7 @@ class Hunyuan15(FamilyModel):
             )
 
     def _prepare(self) -> None:
+        self.unused = ("image_embedder.",) if 0 in self.pictures else ()
         for block in vae_attention(self.pipe.vae):
             block.prepare_causal_attention_mask = causal_mask
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import read_config
 from sage_grpo.models.codec import WanCodec
-from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, FamilyModel, Traits
+from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, LAST_QUERIES, FamilyModel, Traits
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.inputs import SIDE, LatentGrid, pack, packed_grid, unpack
 
@@ -31,6 +31,7 @@ class QwenImage(FamilyModel):
         lora_targets=(*JOINT_ATTENTION, "img_mlp.net.*", "txt_mlp.net.*"),
         encoders=("text_encoder",),
         inputs={"text": "joint_attention_dim"},
+        unread=(*LAST_QUERIES, "LAST.attn.to_add_out.", "LAST.txt_mlp."),
         text_tokens=256,
         ragged=(("encoder_hidden_states", 1),),
         even_sigmas=True,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sage_grpo.models.checkpoints.checkpoint import check_components, has_component
 from sage_grpo.models.codec import ImageCodec
-from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, FamilyModel, Traits
+from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, LAST_QUERIES, FamilyModel, Traits
 from sage_grpo.models.network.inputs import LatentGrid
 
 
@@ -27,6 +27,7 @@ class Sd3(FamilyModel):
         lora_targets=(*JOINT_ATTENTION, "ff.net.*", "ff_context.net.*"),
         encoders=("text_encoder", "text_encoder_2", "text_encoder_3"),
         inputs={"text": "joint_attention_dim", "pooled": "pooled_projection_dim"},
+        unread=LAST_QUERIES,
         text_tokens=77 + 256,
         padded=True,
         dynamic_shift=True,

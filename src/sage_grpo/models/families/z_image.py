@@ -57,7 +57,7 @@ class ZImage(FamilyModel):
         channels, spatial = self.transformer.config.in_channels, self.pipe.vae_scale_factor
         grid = LatentGrid(channels=channels, temporal=None, spatial=spatial, patch=(1, SIDE, SIDE))
         if not grid.tokens(self.video) % SEQ_MULTI_OF:  # nothing to fill up with pad tokens
-            self.unused = {"x_pad_token"}
+            self.unused = ("x_pad_token",)
         return grid
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:

@@ -69,7 +69,7 @@ def _checks(config: TrainConfig, spec: DoctorSpec, world: World) -> Checks:
     try:
         parts = build(config, world)
         model = cast(FamilyModel, parts.model)  # one of your own has all that a description asks for
-        loaded = Architecture.of(model, "the loaded model", getattr(model, "folder", None))
+        loaded = Architecture.of(model, "the loaded model")
         run = describe(config, world.processes, loaded)
     except BROKEN as error:
         yield _stopped("loading", error)
