@@ -122,69 +122,6 @@ def _with_interval(one: dict[str, float], digits: int, *, signed: bool = False) 
     return f"{mean} ({low} to {high})"
 
 
-def fsdp(file: Path) -> str:
-    """Errors and memory of FSDP on one GPU against none."""
-    cells = []
-    for found in json.loads(file.read_text())["cases"]:
-        case = found["case"]
-        kept = "yes" if case["checkpointing"] else "no"
-        errors = (found["relative_loss_error"], found["relative_gradient_error"])
-        cells.append(
-            [
-                "LoRA" if case["lora"] else "all weights",
-                "float32" if case["float32"] else "bfloat16",
-                kept + (", `cpu_offload`" if case["cpu_offload"] else ""),
-                *("0" if error == 0 else f"{error:.1e}" for error in errors),
-                *(fixed(found[kind]["gib_peak"], 1) for kind in ("plain", "fsdp")),
-            ]
-        )
-    heads = ["trained", "compute", "gradient checkpointing", "loss error", "gradient error", "GiB plain", "GiB FSDP"]
-    return _table(heads, cells)
-
-
-def full_size(file: Path) -> str:
-    """Seconds and peaks of passes of HunyuanVideo-1.5, and the formula's memory."""
-    found = json.loads(file.read_text())
-    lora, full = found["backward_lora"], found["backward_full"]
-    rows = [
-        ("forward pass, one branch: diffusers' own", found["forward"]["stock"], None),
-        ("forward pass: packed (ours)", found["forward"]["packed"], None),
-        ("forward pass: packed, compiled", found["forward"]["compiled"], None),
-        ("backward pass of a LoRA of rank 32, two branches: plain", lora["plain"], lora["formula_gib"]),
-        ("the same: FSDP", lora["fsdp"], None),
-        ("backward pass of all weights, without optimizer and anchor: plain", full["plain"], full["formula_gib"]),
-        ("the same: FSDP", full["fsdp"], None),
-        ("decoding a clip as a whole", found["decode"], None),
-        ("decoding in tiles (`model.vae_tiling`)", found["decode_tiled"], None),
-    ]
-    cells = [
-        [
-            name,
-            fixed(one["seconds"], 2),
-            fixed(one["gib_peak"], 1),
-            "" if formula is None else fixed(sum(formula.values()), 1),
-        ]
-        for name, one, formula in rows
-    ]
-    return _table(["", "seconds", "GiB at the peak", "formula"], cells)
-
-
-def one_iteration(file: Path) -> str:
-    """Phases of an iteration without and with FSDP, in seconds and GiB."""
-    runs = json.loads(file.read_text())["runs"]
-    cells = [
-        [kind, *(fixed(runs[name][key], 1) for name in ("plain", "fsdp") for key in keys)]
-        for kind, keys in (
-            (phase, (f"time/{phase}", f"time/peak_gib_{phase}")) for phase in ("rollout", "decode", "reward", "update")
-        )
-    ]
-    cells.append(["total", fixed(runs["plain"]["time/total"], 1), "", fixed(runs["fsdp"]["time/total"], 1), ""])
-    cells.append(
-        ["gradient norm", f"{runs['plain']['gradient/norm']:.3e}", "", f"{runs['fsdp']['gradient/norm']:.3e}", ""]
-    )
-    return _table(["phase", "plain: seconds", "GiB", "FSDP: seconds", "GiB"], cells)
-
-
 def plan_vs_measured(file: Path) -> str:
     """research/benchmarks/plan_vs_measured.py: seconds and peaks of whole iterations, predicted and measured."""
     cells = []
@@ -212,28 +149,6 @@ def under_limits(file: Path) -> str:
         for found in read(file)
     ]
     return _table(["case", "GiB at most", "peak", "plan"], cells)
-
-
-def crew(file: Path, prompts: str) -> str:
-    """research/benchmarks/workers.py, the row of so many prompts: seconds and megabytes with and without workers, beside plan (its seconds are of one process)."""
-    rows = [found for found in read(file) if found["plan"]["tasks"] == int(prompts)]
-    plan, runs = rows[-1]["plan"], rows[-1]["runs"]
-    planned = plan["phases"] | {"total": sum(plan["phases"].values())}
-    told = {name: (f"time/{name}", 1, planned[name]) for name in ("rollout", "decode", "update")}
-    told["iteration"] = ("time/total", 1, planned["total"])
-    told["records back, MB"] = ("crew/megabytes", 4, None)
-    told["largest gap of a log-probability"] = ("crew/gap", 1, None)
-    cells = [
-        [
-            name,
-            *(
-                "" if value is None else fixed(value, digits)
-                for value in (*(run.get(key) for run in runs.values()), said)
-            ),
-        ]
-        for name, (key, digits, said) in told.items()
-    ]
-    return _table(["seconds", *runs, "plan, one process"], cells)
 
 
 def memory_by_gpus(file: Path) -> str:
@@ -564,19 +479,6 @@ def steps(folder: Path, arms: str) -> str:
 
 
 # ---- side by side
-
-
-def timed(file: Path, model: str, variant: str, what: str = "total", digits: str = "3", over: str = "") -> str:
-    """Seconds of research/benchmarks/side_by_side: of a phase of the whole job, or of a pass; divided by those of the variant that `over` names."""
-
-    def seconds(name: str) -> float:
-        line = [line for line in read(file) if (line["model"], line["variant"]) == (model, name)][-1]
-        return line["job_seconds"][what] if what in line.get("job_seconds", {}) else line["passes"][what]["seconds"]
-
-    return f"{seconds(variant) / (seconds(over) if over else 1.0):.{digits}g}"
-
-
-# ---- which steps gain and which pay
 
 
 def where_value(file: Path, seed: str, pattern: str, column: str, digits: str = "3") -> str:

@@ -320,7 +320,7 @@ def test_a_command_named_as_a_reward_is_not_run(given, tmp_path, capsys) -> None
 @pytest.mark.parametrize("name", ["subprocess:run", "builtins:exec", "functools:partial"])
 def test_what_is_not_written_as_a_reward_is_refused_before_it_is_called(name: str) -> None:
     with pytest.raises(RewardConfigError, match=r"is not a reward|has no"):
-        load_reward(RewardSpec(name=name, options={"per_frame": False}))
+        load_reward(RewardSpec(name=name))
 
 
 def test_code_of_a_given_run_is_imported_only_when_asked_for(given, evil, calls, capsys) -> None:

@@ -1,4 +1,4 @@
-"""A frame reward of the end-to-end tests."""
+"""A reward of the end-to-end tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 
-def redness(frames: Tensor, prompts: Sequence[str]) -> Tensor:
-    """How red a frame is, in [-1, 1]; sees single frames."""
-    levels = frames.float().mean(dim=(1, 2)) / 255
+def redness(videos: Tensor, prompts: Sequence[str], fps: float) -> Tensor:
+    """How red a clip is, in [-1, 1]."""
+    levels = videos.float().mean(dim=(1, 2, 3)) / 255
     return levels[:, 0] - levels[:, 1:].mean(dim=1)

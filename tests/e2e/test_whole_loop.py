@@ -27,7 +27,7 @@ out: {out}
 iterations: 2
 model: {{path: {model}, frames: 5, height: 16, width: 16, cache: null, guidance_scale: 2.0}}
 rewards:
-- {{name: "e2e_rewards:redness", options: {{per_frame: true, num_frames: 2}}}}
+- {{name: "e2e_rewards:redness"}}
 - {{name: video_stats, weights: {{brightness: 0.5}}}}
 data: {{prompts: {prompts}, eval_prompts: {prompts}}}
 batch: {{prompts: 2, group_size: 2, micro_batch: 4}}

@@ -18,7 +18,7 @@ from sage_grpo.cli.starting import from_recipe
 from sage_grpo.config.parsing import parse
 from sage_grpo.recipes import recipe, remarks
 from sage_grpo.recipes.methods import METHODS
-from sage_grpo.recipes.targets import SETTINGS, TARGETS, WHOLE
+from sage_grpo.recipes.targets import TARGETS, WHOLE
 from sage_grpo.run.identity import differences, plain
 from sage_grpo.training.config import TrainConfig
 
@@ -46,7 +46,7 @@ def settings() -> dict[str, Any]:
         for name, method in METHODS.items()
         for target, steps in (("shapes", 6), ("shapes", 2), ("wan", 20))
     }
-    return targets | methods | {"weights": SETTINGS}
+    return targets | methods
 
 
 def test_presets_say_what_they_said() -> None:
@@ -68,15 +68,8 @@ def test_a_recipe_is_its_method_on_its_target_and_the_example_says_the_same(targ
     assert (recipe(f"{target}/sage", 6), recipe("branch", "six")) == (recipe(f"{target}/sage"), recipe("branch"))
 
 
-def test_settings_at_the_end_weigh_videoalign_alone() -> None:
-    for setting, weights in SETTINGS.items():
-        named = recipe(f"ltx2/sage/{setting}")
-        sight, sound = named.rewards
-        assert (sight.weights, sound) == (weights, recipe("ltx2/sage").rewards[1])
-        assert named.out == f"runs/ltx2-sage-{setting}"
+def test_a_misspelt_recipe_is_named() -> None:
     assert recipe("branch") == recipe("shapes/branch")
-    with pytest.raises(ValueError, match="rewards are shapes"):
-        recipe("shapes/sage/a")
     with pytest.raises(ValueError, match="Did you mean 'shapes/sage'"):
         recipe("shapes/sagee")
 

@@ -17,7 +17,7 @@ from sage_grpo.rewards.built_in.hpsv3 import Hpsv3
 from sage_grpo.rewards.built_in.ocr import OcrReward
 from sage_grpo.rewards.built_in.vlm_judge import VlmJudge
 from sage_grpo.rewards.frames import resize_as_pillow, resize_uint8
-from sage_grpo.rewards.functions import FunctionReward, RewardConfigError
+from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec, gather_rewards, load_reward, own_reward
 
 PROMPTS = ['a red "ball"', 'two "squares" that move']
@@ -87,7 +87,6 @@ def test_rewards_without_a_network_read_the_frames_that_they_name() -> None:
     judge = {"url": "http://localhost:1/v1", "model": "m", "dimensions": {"look": "how"}}
     check_frames_read(OcrReward(engine=engine, sample_fps=2.0, num_frames=3), [1, 4, 6], each=False)
     check_frames_read(Judged(**judge, frames={"sample_fps": 2.0, "num_frames": 3}), [1, 4, 6])
-    check_frames_read(FunctionReward(level, per_frame=True, sample_fps=2.0, num_frames=3), [1, 4, 6])
 
 
 class Reads:

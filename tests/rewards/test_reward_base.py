@@ -98,7 +98,7 @@ def test_only_the_clip_that_fails_is_masked_and_counted(name, bad, reason, metri
         "an infinite reward is one that is missing"
     )
     torch.testing.assert_close(scores.total[[0, 2, 3, 4]], LEVELS[[0, 2, 3, 4]] * (not metric_only) + 1)
-    assert (report.failed, report.total, report.counts()) == (int(not metric_only), 5, {name: 1})
+    assert report.counts() == {name: 1}
     failure = report.failures[0]
     assert (failure.reward, failure.index, failure.prompt) == (name, 1, bad)
     assert reason in failure.reason
@@ -140,7 +140,6 @@ def test_a_wrong_return_masks_every_clip_with_names_and_prompts(function):
     given = own_reward(function, label="mine")
     scores, report = CompositeReward([given.spec], objects={given.spec.name: given.reward}).score(clips(), PROMPTS, FPS)
     assert not scores.valid.any()
-    assert report.failed == 5
     assert "mine on 'three': part 'mine' " in report.failures[2].describe()
 
 

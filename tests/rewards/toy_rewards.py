@@ -147,10 +147,6 @@ def with_reasons(videos, prompts, fps):
     return {"with_reasons": scores, "reasons": [None if one == "two" else f"because of {one}" for one in prompts]}
 
 
-def frame_number(frames, prompts):
-    return [None if level == 255 else float(level) for level in frames[:, 0, 0, 0].tolist()]
-
-
 BOTH = None
 """A barrier that two rewards pass only when they run at the same time."""
 

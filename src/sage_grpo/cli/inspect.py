@@ -108,7 +108,7 @@ def run(options: Options) -> int:
 
 def _step_table(report: KernelReport) -> Table:
     title = report.kernel if report.eta is None else f"{report.kernel}  eta = {report.eta:g}"
-    heads = ("step", "sigma", "next", "std", "sensitivity", "equaliser", "variance", "")
+    heads = ("step", "sigma", "next", "std", "sensitivity", "equalizer", "variance", "")
     table, peak = narrow_table(title, *heads, left=("",)), max(row.share for row in report.rows)
     for row in report.rows:
         table.add_row(

@@ -87,7 +87,7 @@ FACTS = (
     ("memory ", "gigabytes", "about {:g} GB for the weights"),
     ("install", "extra", 'pip install "sage-grpo[{}]"'),
     ("network", "network", "{}"),
-    ("licence", "licence", "{}"),
+    ("license", "licence", "{}"),
 )
 
 

@@ -104,6 +104,13 @@ def ranged(kind: type[T]) -> type[T]:
     return kind
 
 
+def refuse(subject: str, reasons: Mapping[str, bool]) -> None:
+    """Raise a ValueError with the reasons that hold why `subject` does not go with the rest of a configuration."""
+    wrong = [reason for reason, holds in reasons.items() if holds]
+    if wrong:
+        raise ValueError(f"{subject} does not go with {'; nor with '.join(wrong)}.")
+
+
 def faults(kind: type, values: Any, prefix: str = "") -> Iterator[str]:
     """Values out of range in `values`: an instance of the dataclass `kind`, or a mapping or parser's namespace with its keys."""
     values = vars(values) if dataclasses.is_dataclass(values) else values

@@ -57,8 +57,6 @@ def _ranks(x: Tensor) -> Tensor:
 
 FRAMES, SIDE = 4, 8
 """Thumbnails of a clip: this many frames, evenly spread, of this many pixels a side."""
-AT_ONCE = 1 << 22
-"""Values of chosen frames that are processed together: many small clips, or one large one."""
 
 
 def appearance(small: Tensor, members: Sequence[Member], world: World) -> dict[str, float]:
@@ -71,14 +69,10 @@ def appearance(small: Tensor, members: Sequence[Member], world: World) -> dict[s
 
 
 def thumbnails(videos: Tensor) -> Tensor:
-    """uint8 N x F x H x W x 3 as float32 N x FRAMES x 3 x SIDE x SIDE in [0, 1]; few at once, because a clip is large."""
+    """uint8 N x F x H x W x 3 as float32 N x FRAMES x 3 x SIDE x SIDE in [0, 1]; one clip at once, because it is large."""
     chosen = torch.linspace(0, max(0, videos.shape[1] - 1), FRAMES).round().long().tolist()
-    together = max(1, AT_ONCE // max(1, FRAMES * videos[0, :1].numel())) if len(videos) else 1
-    small = [
-        F.adaptive_avg_pool2d(clips[:, chosen].flatten(0, 1).permute(0, 3, 1, 2).float() / 255, SIDE).cpu()
-        for clips in videos.split(together)  # whole clips stay 8 bit
-    ]
-    return torch.cat(small).unflatten(0, (-1, FRAMES)) if len(videos) else torch.zeros((0, FRAMES, 3, SIDE, SIDE))
+    small = [F.adaptive_avg_pool2d(clip[chosen].permute(0, 3, 1, 2).float() / 255, SIDE).cpu() for clip in videos]
+    return torch.stack(small) if small else torch.zeros((0, FRAMES, 3, SIDE, SIDE))
 
 
 def describe(small: Tensor, groups: Tensor) -> dict[str, float]:

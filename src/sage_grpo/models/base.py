@@ -39,10 +39,6 @@ class VelocityModel(Protocol):
         """Device of its network."""
 
     @property
-    def shift(self) -> float:
-        """Shift of the noise schedule that the checkpoint was made for."""
-
-    @property
     def guidance_scale(self) -> float:
         """Default scale of classifier-free guidance in `velocity`; 1 is none."""
 

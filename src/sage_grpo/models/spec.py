@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sage_grpo.models.base import VelocityModel
 
-FAMILIES = ("hunyuan15", "wan", "ltx2", "flux", "flux2", "sd3", "qwen_image", "qwen_image_edit", "z_image")
+FAMILIES = ("hunyuan15", "wan", "ltx", "ltx2", "flux", "flux2", "sd3", "qwen_image", "qwen_image_edit", "z_image")
 """Families that ship with the package; each is the module of this name beside this file."""
 
 
@@ -68,7 +68,7 @@ class ModelSpec:
     revision: Content[str | None] = None
     """Branch, tag or commit of a hub id."""
     family: str | None = None
-    """Model family (hunyuan15, wan, ltx, ...) or your module's import path; None reads it from the checkpoint."""
+    """Model family (hunyuan15, wan, ltx2, ...) or your module's import path; None reads it from the checkpoint."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the network; use float32 on a CPU."""
     vae_dtype: Literal["float32", "bfloat16"] | None = None

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from sage_grpo.config.ranges import refuse
 from sage_grpo.objectives.advantage import best_and_worst
 from sage_grpo.objectives.options import ObjectiveSpec, SurrogateConfig
 from sage_grpo.samplers.kernels import Kernel, Sigma
@@ -207,9 +208,7 @@ class Objective:
         return {}
 
     def check(self, config: RunOptions) -> None:
-        wrong = [reason for reason, holds in self.refusals(config).items() if holds]
-        if wrong:
-            raise ValueError(f"objective.kind {self.spec.kind} does not go with " + "; nor with ".join(wrong) + ".")
+        refuse(f"objective.kind {self.spec.kind}", self.refusals(config))
 
 
 @dataclass(frozen=True)

@@ -58,31 +58,33 @@ class ObjectiveSpec:
             raise ValueError(
                 f"objective.options is for objectives of your own; {self.kind} has fields of its own: leave it out."
             )
-        ours, matching = self.kind == "gradient", self.kind in ("nft", "awm", "dpo", "sft")
+        kind, draw, weight, lags = self.kind, self.draw, self.weight, self.old_decay > 0
+        ours, matching, exact = kind == "gradient", kind in ("nft", "awm", "dpo", "sft"), self.credit == "exact"
+        unlike = f"use uniform with objective.kind {kind}"
         reasons = {
-            "objective.draw last is part of objective.kind gradient": matching and self.draw == "last",
-            f"objective.draw {self.draw} is a level that no step of a rollout has: use last or schedule with objective.kind gradient": ours
-            and self.draw == "strata",
-            "objective.credit exact is part of objective.kind gradient": matching and self.credit == "exact",
-            "objective.credit exact needs objective.draw last: a gradient cannot pass a step that is not trained": ours
-            and self.credit == "exact"
-            and self.draw != "last",
+            "objective.draw last is part of objective.kind gradient": matching and draw == "last",
+            f"objective.draw {draw} is a level that no step of a rollout has: use last or schedule with objective.kind gradient": (
+                ours and draw == "strata"
+            ),
+            "objective.credit exact is part of objective.kind gradient": matching and exact,
+            "objective.credit exact needs objective.draw last: a gradient cannot pass a step that is not trained": (
+                ours and exact and draw != "last"
+            ),
             "objective.predict is part of objective.kind gradient": matching and self.predict is not None,
-            f"objective.weight {self.weight} weighs errors at noise levels, which objective.kind gradient has none of": ours
-            and self.weight != "uniform",
-            f"objective.weight adaptive is part of nft: use uniform with objective.kind {self.kind}": self.weight
-            == "adaptive"
-            and self.kind not in ("surrogate", "nft"),
-            f"objective.weight ghuber is part of awm: use uniform with objective.kind {self.kind}": self.weight
-            == "ghuber"
-            and self.kind != "awm",
-            f"objective.old_decay is about an old policy, which objective.kind {self.kind} has none of": self.old_decay
-            > 0
-            and self.kind in ("gradient", "dpo", "sft"),
+            f"objective.weight {weight} weighs errors at noise levels, which objective.kind gradient has none of": (
+                ours and weight != "uniform"
+            ),
+            f"objective.weight adaptive is part of nft: {unlike}": weight == "adaptive"
+            and kind not in ("surrogate", "nft"),
+            f"objective.weight ghuber is part of awm: {unlike}": weight == "ghuber" and kind != "awm",
+            f"objective.old_decay is about an old policy, which objective.kind {kind} has none of": (
+                lags and kind in ("gradient", "dpo", "sft")
+            ),
             f"objective.old_ramp ({self.old_ramp}) needs objective.old_decay, which is 0": self.old_ramp > 0
-            and not self.old_decay,
-            "objective.old_samples false needs objective.old_decay, which is 0: there is no old policy": not self.old_samples
-            and not self.old_decay,
+            and not lags,
+            "objective.old_samples false needs objective.old_decay, which is 0: there is no old policy": (
+                not self.old_samples and not lags
+            ),
         }
         for reason, found in reasons.items():
             if found:

@@ -1,8 +1,7 @@
 """Whole configurations by name: TARGET/METHOD, such as shapes/sage or hunyuan15/flow_grpo.
 
 A target is a model with its data and rewards; a method is a few lines on top of any target. `hunyuan15/official` is the
-released code's own run. If the reward is VideoAlign, `/a` or `/b` at the end takes the paper's reward setting A or B
-(hunyuan15/sage/a); without it, B. Start from one with `sage-grpo train --recipe NAME` and override options;
+released code's own run. Start from one with `sage-grpo train --recipe NAME` and override options;
 `--print_config` shows the result.
 """
 
@@ -13,7 +12,7 @@ from dataclasses import replace
 
 from sage_grpo.config.errors import recipe_hint
 from sage_grpo.recipes.methods import METHODS
-from sage_grpo.recipes.targets import SETTINGS, TARGETS, WHOLE, using
+from sage_grpo.recipes.targets import TARGETS, WHOLE, using
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.utils.suggest import did_you_mean
 
@@ -24,7 +23,6 @@ MOST_DIGITS = 5
 
 
 def names() -> list[str]:
-    """Every recipe, without the suffixes of reward settings."""
     return [f"{target}/{method}" for target in TARGETS for method in METHODS] + list(WHOLE)
 
 
@@ -32,7 +30,7 @@ def meanings() -> dict[str, dict[str, str]]:
     """Meaning of every part of a recipe's name."""
     parts: dict[str, Mapping[str, Callable[..., TrainConfig]]] = {
         "recipes are TARGET/METHOD, with the targets (alone: with sage)": TARGETS | WHOLE,
-        "and the methods (alone: on shapes; /a or /b at the end: VideoAlign's weights)": METHODS,
+        "and the methods (alone: on shapes)": METHODS,
     }
     return {
         heading: {name: (part.__doc__ or "").split("\n")[0] for name, part in named.items()}
@@ -46,18 +44,15 @@ def recipe(name: str, steps: int | str | None = None) -> TrainConfig:
     `steps` is the run's own `rollout.steps`, if set: drawn windows then keep their relative place. An invalid text
     changes nothing, because the option parser refuses it.
     """
-    base, _, setting = name.rpartition("/")
-    if setting not in SETTINGS:
-        base, setting = name, ""
-    if base in METHODS:
-        base = f"shapes/{base}"
-    elif base in TARGETS:
-        base = f"{base}/sage"
+    base = name
+    if name in METHODS:
+        base = f"shapes/{name}"
+    elif name in TARGETS:
+        base = f"{name}/sage"
     if base not in names():
         raise ValueError(
             f"There is no recipe {name!r}. Targets: {', '.join(TARGETS)}; methods: {', '.join(METHODS)}; besides: "
-            f"{', '.join(WHOLE)}; reward settings at the end: {', '.join(f'/{key}' for key in SETTINGS)}."
-            + (recipe_hint(name, TARGETS) or did_you_mean(name, [*TARGETS, *METHODS, *names()]))
+            f"{', '.join(WHOLE)}." + (recipe_hint(name, TARGETS) or did_you_mean(name, [*TARGETS, *METHODS, *names()]))
         )
     target, _, method = base.partition("/")
     config = WHOLE[base]() if base in WHOLE else METHODS[method](TARGETS[target]())
@@ -66,16 +61,7 @@ def recipe(name: str, steps: int | str | None = None) -> TrainConfig:
         config = replace(
             config, rollout=METHODS[method](using(TARGETS[target](), {"rollout.steps": int(text)})).rollout
         )
-    if setting:
-        weights = {"videoalign": dict(SETTINGS[setting])}
-        if not any(reward.name in weights for reward in config.rewards):
-            raise ValueError(
-                f"Recipe {name!r}: the reward settings A and B weigh VideoAlign, and this recipe's rewards are "
-                f"{', '.join(reward.title for reward in config.rewards)}. Leave out the /{setting}, or set rewards[].weights."
-            )
-        rewards = [replace(reward, weights=weights.get(reward.name, reward.weights)) for reward in config.rewards]
-        config = replace(config, rewards=rewards)
-    return replace(config, out=f"runs/{target}-{method}{f'-{setting}' if setting else ''}")
+    return replace(config, out=f"runs/{target}-{method}")
 
 
 def remarks(config: TrainConfig, start: TrainConfig) -> Iterator[str]:

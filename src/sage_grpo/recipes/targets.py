@@ -129,11 +129,9 @@ def videoalign() -> RewardSpec:
     """VideoAlign with the paper's alignment-focused weights (setting B), which are the released code's as well."""
     files = {"checkpoint": "ckpts/VideoReward", "template": "ckpts/prompt_template.py"}
     options = {**files, "base": "Qwen/Qwen2-VL-2B-Instruct"}
-    return RewardSpec(name="videoalign", weights=dict(SETTINGS["b"]), options=options)
+    return RewardSpec(name="videoalign", weights={"VQ": 0.5, "MQ": 0.5, "TA": 1.0}, options=options)
 
 
-SETTINGS = {"a": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0}, "b": {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}}
-"""The paper's two ways to weigh VideoAlign: averaged (A) and alignment-focused (B)."""
 TARGETS: dict[str, Callable[[], TrainConfig]] = {
     target.__name__: target for target in (shapes, hunyuan15, hunyuan15_lora, wan, wan22, ltx2)
 }

@@ -187,9 +187,7 @@ class CompositeReward:
             self.offload()
         report = FailureReport(
             tuple(failure for outcome in outcomes for failure in outcome.failures),
-            failed=int((~valid).sum()),
-            total=count,
-            remarks=tuple(remark for outcome in outcomes for remark in outcome.remarks),
+            tuple(remark for outcome in outcomes for remark in outcome.remarks),
         )
         return BatchScores(parts=parts, total=total.to(videos.device), valid=valid.to(videos.device)), report
 

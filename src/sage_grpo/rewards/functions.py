@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sage_grpo.rewards.frames import sample_indices
 from sage_grpo.types import PartScores, Sound
 from sage_grpo.utils.suggest import did_you_mean
 
@@ -116,9 +115,7 @@ def _as_floats(part: str, value: object, count: int, reasons: dict[int, str]) ->
 class FunctionReward:
     """A function `(videos, prompts, fps) -> tensor, list or mapping` as a reward; it may be async.
 
-    With `per_frame` the function sees frames only, `(frames: uint8 N x H x W x 3, N prompts) -> N floats`, and a clip's score is the mean over its
-    sampled frames. A parameter called `metadata` receives the prompt file's other columns. With `takes: group` every call has all clips of one group
-    and no others.
+    A parameter called `metadata` receives the prompt file's other columns. With `takes: group` every call has all clips of one group and no others.
     """
 
     def __init__(
@@ -127,27 +124,17 @@ class FunctionReward:
         *,
         parts: Sequence[str] = (),
         reads: Literal["clips", "latents"] = "clips",
-        per_frame: bool = False,
-        sample_fps: float = 2.0,
-        num_frames: int = 0,
         takes: Takes = "clips",
         **arguments: Any,
     ) -> None:
         check_known([reads], ("clips", "latents"), "A reward reads clips or latents, not")
         check_known([takes], get_args(Takes), "takes: a reward takes clips or a whole group, not")
         self.compares = takes == "group"
-        if per_frame and reads == "latents":
-            raise RewardConfigError("per_frame does not go with reads: latents, which have no frames of pixels.")
-        if self.compares and per_frame:
-            raise RewardConfigError(f"takes: {takes} does not go with per_frame, where a function sees single frames.")
         self.function, self.reads = function, reads
         self.names = tuple(parts) or (function.__name__,)
-        self._per_frame, self._sample_fps, self._num_frames = per_frame, sample_fps, num_frames
         self._arguments = arguments
-        taken = _check_arguments(function, arguments, positional=2 if per_frame else 3)
+        taken = _check_arguments(function, arguments)
         self._takes_metadata, self.hears = "metadata" in taken, "sound" in taken
-        if self.hears and per_frame:
-            raise RewardConfigError("A function of frames gets no `sound`: let it take clips.")
 
     def __call__(
         self,
@@ -157,30 +144,20 @@ class FunctionReward:
         metadata: Sequence[Mapping[str, Any]] | None = None,
         sound: Sound | None = None,
     ) -> Mapping[str, Tensor]:
-        rows = metadata or [{} for _ in prompts]
-        indices = self.frames_read(videos.shape[1], fps)
-        if indices is None:
-            extra = {"sound": sound} if self.hears else {}
-            return check_return(finish(self._call(rows, videos, list(prompts), fps, **extra)), self.names, len(prompts))
-        texts = [prompt for prompt in prompts for _ in indices]
-        result = finish(self._call([row for row in rows for _ in indices], videos[:, indices].flatten(0, 1), texts))
-        flat = check_return(result, self.names, len(texts))
-        reasons: dict[int, str] = {}
-        for place, reason in sorted(flat.reasons.items()):
-            clip, number = divmod(place, len(indices))
-            reasons.setdefault(clip, f"frame {indices[number]}: {reason}")
-        return PartScores({part: value.view(-1, len(indices)).mean(dim=1) for part, value in flat.items()}, reasons)
+        extra = {"sound": sound} if self.hears else {}
+        return check_return(finish(self._call(videos, prompts, fps, metadata, **extra)), self.names, len(prompts))
 
-    def _call(self, metadata: Sequence[Mapping[str, Any]], *inputs: Any, **extra: Any) -> Any:
+    def _call(
+        self,
+        videos: Tensor,
+        prompts: Sequence[str],
+        fps: float,
+        metadata: Sequence[Mapping[str, Any]] | None,
+        **extra: Any,
+    ) -> Any:
         if self._takes_metadata:
-            extra["metadata"] = list(metadata)
-        return self.function(*inputs, **self._arguments, **extra)
-
-    def frames_read(self, count: int, fps: float) -> list[int] | None:
-        """The frames that a per-frame function receives; None (all) for any other."""
-        if not self._per_frame:
-            return None
-        return sample_indices(count, fps, sample_fps=self._sample_fps, max_frames=self._num_frames)
+            extra["metadata"] = list(metadata or [{} for _ in prompts])
+        return self.function(videos, list(prompts), fps, **self._arguments, **extra)
 
 
 class DifferentiableFunction(FunctionReward):
@@ -192,11 +169,7 @@ class DifferentiableFunction(FunctionReward):
     def differentiable(
         self, videos: Tensor, prompts: Sequence[str], fps: float, metadata: Sequence[Mapping[str, Any]] | None = None
     ) -> Mapping[str, Tensor]:
-        if self._per_frame:
-            raise RewardConfigError(
-                "differentiable does not go with per_frame: take clips, and choose frames in the function."
-            )
-        result = self._call(metadata or [{} for _ in prompts], videos, list(prompts), fps)
+        result = self._call(videos, prompts, fps, metadata)
         if isinstance(result, Mapping):
             return {str(part): value for part, value in result.items() if isinstance(value, Tensor)}
         if isinstance(result, Tensor) and len(self.names) == 1:
@@ -207,7 +180,7 @@ class DifferentiableFunction(FunctionReward):
         )
 
 
-def _check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any], *, positional: int) -> set[str]:
+def _check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> set[str]:
     """The optional parameters (metadata, sound) that the function has; RewardConfigError when it cannot be called."""
     try:
         signature = inspect.signature(function)
@@ -219,10 +192,9 @@ def _check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any],
         raise RewardConfigError(f"{title}: `{name}` is what the run hands over, not an option.")
     given = {**arguments, **dict.fromkeys(taken)}
     try:
-        signature.bind(*[None] * positional, **given)
+        signature.bind(None, None, None, **given)
     except TypeError as error:
         raise RewardConfigError(
-            f"{title}{signature} cannot be called with {positional} "
-            f"positional arguments and options {sorted(given)}: {error}."
+            f"{title}{signature} cannot be called with 3 positional arguments and options {sorted(given)}: {error}."
         ) from error
     return taken

@@ -61,9 +61,6 @@ class FailureReport:
 
     failures: tuple[Failure, ...]
     """In the order of the rewards and then of the clips; a clip may fail in several rewards, also in those that do not count."""
-    failed: int
-    """Clips without a valid total."""
-    total: int
     remarks: tuple[Failure, ...] = ()
     """Reasons that rewards gave for clips that they did score."""
 

@@ -152,10 +152,9 @@ def _check_kind(target: Any, spec: RewardSpec) -> None:
                 "see docs/rewards.md."
             )
         return
-    needed = "frames, prompts" if spec.options.get("per_frame") else "videos, prompts, fps"
-    if _named_arguments(target) < len(needed.split(", ")):
+    if _named_arguments(target) < 3:
         raise RewardConfigError(
-            f"{spec.name!r} is not a reward: it is a Python function ({needed}), see docs/rewards.md."
+            f"{spec.name!r} is not a reward: it is a Python function (videos, prompts, fps), see docs/rewards.md."
         )
 
 
@@ -303,8 +302,8 @@ RewardLike = str | RewardSpec | GivenReward | Reward | Callable[..., Any]
 def own_reward(target: Reward | Callable[..., Any], **settings: Any) -> GivenReward:
     """An object or a function as a reward, with the settings of a RewardSpec (label, weights, metric_only, batch_size, ...).
 
-    An object has `names` and `__call__(videos, prompts, fps)`. For functions see docs/rewards.md; `options` are a function's further arguments (or
-    options such as `per_frame`), and its parts are the keys of `weights`, or one of its own name.
+    An object has `names` and `__call__(videos, prompts, fps)`. For functions see docs/rewards.md; `options` are a function's further arguments, and
+    its parts are the keys of `weights`, or one of its own name.
     """
     check_known(settings, {field.name for field in fields(RewardSpec)} - {"name"}, "own_reward has no setting")
     if inspect.isclass(target):

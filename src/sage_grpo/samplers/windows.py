@@ -67,6 +67,16 @@ class Window:
                 first = random.Random(f"window/{seed}/{iteration}").choice(places)
         return self.flags(first, num_steps)
 
+    def covered(self, num_steps: int) -> list[bool]:
+        """The steps that a window of any iteration may cover."""
+        if self.kind == "fixed":
+            return list(self.steps(num_steps))
+        if self.kind == "drawn" and self.at is not None:
+            return [any(first <= index < first + self.size for first in self.at) for index in range(num_steps)]
+        if self.kind in ("random", "sliding"):
+            return [self.start <= index < (self.stop or num_steps) for index in range(num_steps)]
+        return [True] * num_steps
+
     def flags(self, first: int, num_steps: int) -> tuple[bool, ...]:
         last = num_steps - self.size
         if not 0 <= first <= last:

@@ -135,7 +135,7 @@ def instabilities(kernel: Kernel, schedule: Schedule) -> Iterator[str]:
         inside[list(steps)] = True
         yield (
             f"The clamp sigma_max = {clamp:g} swallows {_listed(inside)}: sigma_next is above it, so std = 0 there "
-            "and nothing is learnt. Take fewer steps, a smaller shift, a larger sigma_max, or sage_exact, which needs no clamp."
+            "and nothing is learned. Take fewer steps, a smaller shift, a larger sigma_max, or sage_exact, which needs no clamp."
         )
     gain = step.a + step.b / schedule.sigmas[:-1].to(torch.float64)
     grows = gain.abs() > 1 + 1e-9
@@ -197,7 +197,7 @@ def _drawbacks(kernel: Kernel, schedule: Schedule, step: Transition) -> Iterator
         steps = trained.nonzero()[:, 0]
         least, most = int(steps[sensitivity.argmin()]), int(steps[sensitivity.argmax()])
         yield (
-            f"Equaliser weights span {span:.0f}x, from step {most} up to step {least}: the loud steps then carry mostly noise. Cap "
+            f"Equalizer weights span {span:.0f}x, from step {most} up to step {least}: the loud steps then carry mostly noise. Cap "
             f"the weights, or train a window that leaves out step {least} or step {most}."
         )
     # Kernels that keep the mixture exact lose variance all the same where a step renews much of the noise with the velocity of its start.
@@ -259,7 +259,7 @@ def _out_of_proportion(kernel: Kernel, step: Transition) -> Iterator[str]:
             beside = [values[i] for i in (index - 1, index + 1) if 0 <= i < len(values) and explores[i]]
             mean = sum(beside) / len(beside) if explores[index] and beside else math.inf
             if value > PROPORTION * mean:
-                found.append(f"step {index} has {words} {value:.3g}, its neighbours {mean:.3g}")
+                found.append(f"step {index} has {words} {value:.3g}, its neighbors {mean:.3g}")
     advice = "The mixture stays exact, so that this harms no clip; but members of a group part mostly there."
     if kernel.leaves_noise:
         advice = "Take more steps, lower eta, leave such a step out with a window, or take sage_exact."

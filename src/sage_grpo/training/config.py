@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from sage_grpo.config.metadata import Content, Course, Effect, Machine, Record, Speed, Start
-from sage_grpo.config.ranges import Count, Folder, Natural, NotNegative, Positive, Range, Seed, Share, checked
+from sage_grpo.config.ranges import Count, Folder, Natural, NotNegative, Positive, Range, Seed, Share, checked, refuse
 from sage_grpo.distributed.spec import ParallelSpec, RaySpec
 from sage_grpo.health.config import SentinelConfig
 from sage_grpo.models.distilled import steps_of
@@ -355,18 +355,13 @@ class TrainConfig:
         rollout, ray, stale = self.rollout, self.rollout.on == "ray", self.rollout.staleness > 0
         reasons = {
             "data.clips: clips are given, so that there is nothing to sample": ray and self.data.clips is not None,
-            "model.lora null: all weights would travel to every worker in every iteration; train a LoRA": ray
-            and self.model.lora is None,
+            "model.lora null: all weights would travel to every worker in every iteration; train a LoRA": (
+                ray and self.model.lora is None
+            ),
             "optimizer.target_kl or max_kl: they measure how far one rollout's updates went from the policy that sampled it, which is older "
             "than that; leave them out": stale and self.optimizer.measures_kl,
         }
-        wrong = [reason for reason, holds in reasons.items() if holds]
-        if wrong:
-            raise ValueError(
-                f"rollout.on {rollout.on} with rollout.staleness {rollout.staleness} does not go with "
-                + "; nor with ".join(wrong)
-                + "."
-            )
+        refuse(f"rollout.on {rollout.on} with rollout.staleness {rollout.staleness}", reasons)
 
     def _check_sigmas(self) -> None:
         levels, rollout, evaluate = self.model.sigmas, self.rollout, self.evaluate

@@ -27,7 +27,7 @@ from sage_grpo.rewards.spec import RewardLike, RewardSpec, gather_rewards, has_g
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.offload import DEVICES, get_ready, hold_to_budget
 from sage_grpo.training.planner import Planner
-from sage_grpo.training.scoring import compose, metadata_of
+from sage_grpo.training.scoring import metadata_of
 from sage_grpo.types import Conditioning, DifferentiableReward, Reward
 from sage_grpo.utils.clock import Clock
 from sage_grpo.utils.imports import name_of, refuse_object
@@ -153,6 +153,18 @@ def compiles(config: TrainConfig, device: torch.device) -> tuple[bool, str]:
         return False, "no: model.deterministic has backward passes that are not compiled"
     passes = config.iterations * config.batch.prompts * config.batch.group_size * config.rollout.steps
     return worth_compiling(config.model.compile, device, config.model.dtype, passes)
+
+
+def compose(config: TrainConfig, device: torch.device, objects: Mapping[str, Reward] | None = None) -> CompositeReward:
+    """Build the rewards of a run."""
+    return CompositeReward(
+        config.rewards,
+        max_failed_fraction=config.max_failed_fraction,
+        device=device,
+        offload_between=device.type != "cpu",
+        objects=objects,
+        optional=config.data.clips is not None,
+    )
 
 
 def load_rewards(

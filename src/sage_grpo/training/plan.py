@@ -138,16 +138,15 @@ class Plan:
 
     def members(self, rank: int) -> dict[int, tuple[Member, ...]]:
         """A rank's members of every group of which it has any."""
-        if rank not in self._members:
-            own: dict[int, tuple[Member, ...]] = {}
-            for member in (member for batch in self.batches(rank) for member in batch.members):
-                own[member.group] = (*own.get(member.group, ()), member)
-            self._members[rank] = own
         return self._members[rank]
 
     @cached_property
-    def _members(self) -> dict[int, dict[int, tuple[Member, ...]]]:
-        return {}
+    def _members(self) -> list[dict[int, tuple[Member, ...]]]:
+        ranks: list[dict[int, tuple[Member, ...]]] = [{} for _ in self.shares]
+        for rank, own in enumerate(ranks):
+            for member in (member for batch in self.batches(rank) for member in batch.members):
+                own[member.group] = (*own.get(member.group, ()), member)
+        return ranks
 
     def prefixes(self, rank: int) -> list[tuple[Group, ...]]:
         """A rank's groups with a shared prefix; groups that are batched are in one tuple."""

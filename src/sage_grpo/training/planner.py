@@ -165,14 +165,7 @@ class Planner:
 
     def unexplored(self) -> str | None:
         """A sentence on steps that the run's windows cover and that do not explore because they would hold too much noise."""
-        window, steps = self.config.rollout.window, self.config.rollout.steps
-        wanted = [True] * steps
-        if window.kind == "fixed":
-            wanted = list(window.steps(steps))
-        elif window.kind == "drawn" and window.at is not None:
-            wanted = [any(first <= index < first + window.size for first in window.at) for index in range(steps)]
-        elif window.kind in ("random", "sliding"):
-            wanted = [window.start <= index < (window.stop or steps) for index in range(steps)]
+        wanted = self.config.rollout.window.covered(self.config.rollout.steps)
         return left_out(self.grid, wanted, self.kernel, self.config.rollout.deterministic_last)
 
     def _exploring(self, flags: Sequence[bool]) -> Schedule:

@@ -20,19 +20,7 @@ from sage_grpo.objectives.advantage import decoupled_advantage, group_advantage
 from sage_grpo.rewards.base import AsyncScoring, CompositeReward
 from sage_grpo.rewards.member import Failure, check_failures, describe_failures, merged
 from sage_grpo.training.config import AdvantageConfig, TrainConfig
-from sage_grpo.types import Reward, Sound, VideoSpec
-
-
-def compose(config: TrainConfig, device: torch.device, objects: Mapping[str, Reward] | None = None) -> CompositeReward:
-    """Build the rewards of a run."""
-    return CompositeReward(
-        config.rewards,
-        max_failed_fraction=config.max_failed_fraction,
-        device=device,
-        offload_between=device.type != "cpu",
-        objects=objects,
-        optional=config.data.clips is not None,
-    )
+from sage_grpo.types import Sound, VideoSpec
 
 
 @dataclass(frozen=True)

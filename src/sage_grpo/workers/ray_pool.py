@@ -26,9 +26,9 @@ from sage_grpo.models.devices import choose_device
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.engine import RolloutEngine
-from sage_grpo.training.inputs import load_model
+from sage_grpo.training.inputs import compose, load_model
 from sage_grpo.training.offload import get_ready, hold_to_budget, settle
-from sage_grpo.training.scoring import black_clips, compose
+from sage_grpo.training.scoring import black_clips
 from sage_grpo.workers.messages import (
     RolloutTask,
     SavedRecord,

@@ -406,17 +406,15 @@ def read_defaults(folder: Path) -> dict[str, float]:
     for key, value in values.items():
         if value <= 0:
             raise ModelError(f"{file}: {key!r} must be positive, got {value}.")
-    return {**_native(folder), **values}
-
-
-def _native(folder: Path) -> dict[str, float]:
-    index, config = read_index(folder), read_config(folder, "transformer")
-    pipeline = index["_class_name"]
-    if pipeline.startswith("Wan") and index.get("expand_timesteps"):  # Wan 2.2 5B
-        return {"frames": 121, "height": 704, "width": 1280, "fps": 24.0}
-    if pipeline.startswith("HunyuanVideo15") and config.get("target_size") == 960:
-        return {"height": 720, "width": 1280}
-    return {}
+    index = read_index(folder)
+    if index["_class_name"].startswith("Wan") and index.get("expand_timesteps"):  # Wan 2.2 5B
+        return {"frames": 121, "height": 704, "width": 1280, "fps": 24.0, **values}
+    if (
+        index["_class_name"].startswith("HunyuanVideo15")
+        and read_config(folder, "transformer").get("target_size") == 960
+    ):
+        return {"height": 720, "width": 1280, **values}
+    return values
 
 
 def fingerprint(folder: Path, names: Iterable[str]) -> str:

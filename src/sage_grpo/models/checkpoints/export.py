@@ -96,18 +96,13 @@ def staged_weights(tensors: Mapping[str, Tensor], folder: Path) -> Iterator[Path
 def copy_file(source: Path, target: Path) -> None:
     """A copy that shares nothing with its source, which may lie in an installed package or in a hub's cache. A copy from an earlier save is kept
     while its size and time are the source's: text encoders are large."""
-    if _differs(source, target):
-        origin = source.stat()
-        with replacing(target) as temporary:
-            shutil.copyfile(source, temporary)
-            os.utime(temporary, ns=(origin.st_atime_ns, origin.st_mtime_ns))
-
-
-def _differs(source: Path, target: Path) -> bool:
-    if not target.is_file() or target.is_symlink() or target.samefile(source):
-        return True
-    origin, copy = source.stat(), target.stat()
-    return (copy.st_size, copy.st_mtime_ns) != (origin.st_size, origin.st_mtime_ns)
+    if target.is_file() and not target.is_symlink() and not target.samefile(source):
+        origin, copy = source.stat(), target.stat()
+        if (copy.st_size, copy.st_mtime_ns) == (origin.st_size, origin.st_mtime_ns):
+            return
+    with replacing(target) as temporary:
+        shutil.copyfile(source, temporary)
+        os.utime(temporary, ns=(source.stat().st_atime_ns, source.stat().st_mtime_ns))
 
 
 def write_card(folder: Path, model: Any, *, whole: bool) -> None:

@@ -184,9 +184,6 @@ class Ltx2(FamilyModel):
         for row, frame in given.items():
             shown["video"][row, :, :1] = frame.to(x)
         v = super().velocity(self.parts.join(shown), sigma, conditions, guidance=guidance, timestep=timestep)
-        return self._pointed(x, sigma, given, v)
-
-    def _pointed(self, x: Tensor, sigma: Tensor, given: Mapping[int, Tensor], v: Tensor) -> Tensor:
         clips, parts = self.parts.split(x)["video"], self.parts.split(v)
         video = list(parts["video"].split(1))
         for row, frame in given.items():

@@ -192,7 +192,7 @@ class VideoAlign(NetworkReward):
         folder = pinned_folder(checkpoint, option="videoalign checkpoint")
         self.config = read_config(folder)
         if normalize and self.config.normalization is None:
-            raise RewardConfigError(f"{folder} has no inference_config to normalise with: set normalize to false.")
+            raise RewardConfigError(f"{folder} has no inference_config to normalize with: set normalize to false.")
         source = "prompt_template.py from the VideoAlign repository"
         words = read_template(Path(template), [TEMPLATE], SPECIAL_TOKENS, source)
         self._statistics = self.config.normalization if normalize else None

@@ -63,7 +63,7 @@ REMEDY = {
     "guidance": "sample and replay with the guidance of model.guidance_scale and model.guidance_in_training",
     "reward valid": "score one of the clips with `sage-grpo evaluate` and read the reason",
     "reward spread": "take a reward that tells clips of one prompt apart, or raise batch.group_size",
-    "reward batch": "normalise nothing over the batch inside a reward, and mask its padding; the trainer normalises within groups",
+    "reward batch": "normalize nothing over the batch inside a reward, and mask its padding; the trainer normalizes within groups",
     "reward prompt": "check which prompt the reward gets for which clip; a reward without prompts needs one with them beside it",
     "reward statistics": "add a reward that guards against it (video_stats with a negative weight), or another judge",
     "ratio": "try model.compile false, model.attention native, rollout.storage float32; then report it",
