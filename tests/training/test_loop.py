@@ -26,6 +26,9 @@ class Noting(Observer):
     name: str
     log: Log
 
+    def shows(self, number: int) -> bool:
+        return self.name == "b" and number == 1
+
     def after(self, row: dict[str, float]) -> None:
         self.log.append((self.name, "after", *sorted(name for name in row if name.startswith("added/"))))
         row[f"added/{self.name}"] = 1.0
@@ -72,8 +75,11 @@ def loop(make_config, make_trainer, tmp_path: Path):
 def test_observers_are_told_in_their_order_and_see_what_those_before_them_added(loop) -> None:
     log: Log = []
     run = loop(observers=[Noting("a", log), Noting("b", log)], points=[1], when=[1])
-    run.trainer.step, step = lambda: (log.append(("step",)), step())[1], run.trainer.step
+    shown: list[bool] = []
+    needed = lambda: shown.append(run.trainer.needs_clips(run.trainer.state.iteration))  # noqa: E731
+    run.trainer.step, step = lambda: (needed(), log.append(("step",)), step())[2], run.trainer.step
     assert run.run() is False
+    assert shown == [False, True, False]
     one = [("step",), ("a", "after"), ("b", "after", "added/a")]
     one += [("a", "evaluated", False), ("b", "evaluated", True), ("a", "saved", "000001"), ("b", "saved", "000001")]
     assert log[: len(one)] == one

@@ -193,14 +193,11 @@ def _construct(target: type, options: dict[str, Any], spec: RewardSpec) -> Rewar
 class Need:
     """A file or folder that an option names."""
 
-    key: str
-    """The option's name in errors."""
+    key: str  # the option's name in errors
     value: str
     source: str
-    hub: str = ""
-    """A file by which to find it in the hub's cache; empty if only a path is allowed."""
-    repo: str = ""
-    """The repository on the hub that a folder at this path is a copy of."""
+    hub: str = ""  # a file by which to find it in the hub's cache; empty if only a path is allowed
+    repo: str = ""  # the repository on the hub that a folder at this path is a copy of
     pinned: bool = False
     """True if a name on the hub needs its commit (owner/name@COMMIT): without one, owner/name is a folder."""
 
@@ -236,12 +233,9 @@ def reward_needs(spec: RewardSpec) -> Iterator[Need]:
 class Readiness:
     """Missing requirements of a reward on this machine."""
 
-    missing: tuple[str, ...] = ()
-    """Steps that the user has to take."""
-    downloads: tuple[str, ...] = ()
-    """Repositories that will be downloaded from the hub."""
-    notes: tuple[str, ...] = ()
-    """Requirements that could not be checked."""
+    missing: tuple[str, ...] = ()  # steps that the user has to take
+    downloads: tuple[str, ...] = ()  # repositories that will be downloaded from the hub
+    notes: tuple[str, ...] = ()  # requirements that could not be checked
 
     @property
     def ready(self) -> bool:

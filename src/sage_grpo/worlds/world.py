@@ -24,14 +24,11 @@ Listed = Literal["train", "heldout"]
 class PromptWorld:
     """A world by the names of its parts."""
 
-    name: str
-    """Name of its prompts in `data.prompts`, and of its judge in `rewards`."""
-    package: str
-    """Import path of the package with the modules scene, render and judge."""
+    name: str  # name of its prompts in `data.prompts`, and of its judge in `rewards`
+    package: str  # import path of the package with the modules scene, render and judge
     judge_class: str
     """The class in `judge`: a Reward with the parts VQ, MQ, TA, Overall, drift, and TA/NAME of every attribute."""
-    prompts: Mapping[Listed, int]
-    """Number of prompts of each split; a split with fewer combinations gives them all."""
+    prompts: Mapping[Listed, int]  # number of prompts of each split; a split with fewer combinations gives them all
     ceiling: Mapping[str, float] = field(default_factory=dict)
     """Scores of perfect clips of the held-out prompts after the model's VAE, by part; empty until it is measured."""
 

@@ -20,8 +20,7 @@ from sage_grpo.models.codec import Codec
 from sage_grpo.models.family import JOINT_ATTENTION, LAST_QUERIES, FamilyModel, Traits
 from sage_grpo.models.network.attention import PackedAttention, split_rotary
 from sage_grpo.models.network.decoding import hunyuan15_pixels
-from sage_grpo.models.network.gradients import empty
-from sage_grpo.models.network.inputs import LatentGrid, grid_of_clips
+from sage_grpo.models.network.inputs import LatentGrid, empty, grid_of_clips
 from sage_grpo.types import VideoSpec
 
 LAYERS_TO_SKIP = 2  # the text embedding is the hidden state this many layers before the last

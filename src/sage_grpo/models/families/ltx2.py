@@ -15,8 +15,15 @@ from sage_grpo.models.base import Abilities, StateParts
 from sage_grpo.models.codec import Codec
 from sage_grpo.models.families.ltx import refuse_noise
 from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
-from sage_grpo.models.network.gradients import empty
-from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, grid_of_clips, pack, seen_tokens, unpack
+from sage_grpo.models.network.inputs import (
+    LatentGrid,
+    after_first_frame,
+    empty,
+    grid_of_clips,
+    pack,
+    seen_tokens,
+    unpack,
+)
 from sage_grpo.types import Conditioning, Sound, VideoSpec
 
 AUDIO_ATTENTION = tuple(f"audio_{name}" for name in CROSS_ATTENTION)

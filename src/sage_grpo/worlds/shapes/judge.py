@@ -29,15 +29,11 @@ as long for one clip as for many."""
 class Verdict:
     """Everything that the judge sees in a batch of clips before it reads a prompt."""
 
-    vq: Tensor
-    mq: Tensor
-    """Visual and motion quality, B."""
-    gate: Tensor
-    """Mean over the frames of "there is exactly one object", B."""
-    drift: Tensor
-    """R.m.s. distance to the nearest renderable clip, B."""
-    beliefs: dict[str, Tensor]
-    """For every attribute B x (its values): how far the clip shows each."""
+    vq: Tensor  # visual quality, B
+    mq: Tensor  # motion quality, B
+    gate: Tensor  # mean over the frames of "there is exactly one object", B
+    drift: Tensor  # r.m.s. distance to the nearest renderable clip, B
+    beliefs: dict[str, Tensor]  # for every attribute B x (its values): how far the clip shows each
     nearest: SceneBatch
 
 
