@@ -21,7 +21,7 @@ class Observer:
     """Receives the events of a run, on all ranks alike and in the same order; a subclass overrides those that it needs."""
 
     def shows(self, number: int) -> bool:
-        """True if it needs full clips in the next iteration, after `number`: only then are they decoded whole."""
+        """True if it needs the clips of the next iteration, after `number`; otherwise they are decoded only if rewards read them."""
         return False
 
     def after(self, row: dict[str, float]) -> None:
