@@ -121,11 +121,7 @@ def t_cdf(t: float, freedom: int) -> float:
 
 @cache
 def t_quantile(p: float, freedom: int) -> float:
-    """The value below which T lies with probability p; by bisection, to the last digits."""
-    if not 0 < p < 1 or freedom <= 0:
-        raise ValueError(f"A quantile needs 0 < p < 1 and degrees of freedom above 0, got p {p} and {freedom}.")
-    if p < 0.5:
-        return -t_quantile(1 - p, freedom)
+    """The value below which T lies with probability p, from 0.5 to below 1; by bisection, to the last digits."""
     low, high = 0.0, 1.0
     while t_cdf(high, freedom) < p:
         low, high = high, 2 * high

@@ -394,8 +394,7 @@ def read_defaults(folder: Path) -> dict[str, float]:
     """Frames, height, width, fps and shift of the checkpoint: video.json beside model_index.json, or the defaults of its kind."""
     file = folder / "video.json"
     values = read_if_there(file)
-    unknown = sorted(set(values) - VIDEO.keys())
-    if unknown:
+    if unknown := sorted(set(values) - VIDEO.keys()):
         raise ModelError(f"{file} has unknown entries {unknown}; known: {', '.join(VIDEO)}.")
     with in_words(folder, file.name):
         demand(values, {key: VIDEO[key] for key in values}, str(file))

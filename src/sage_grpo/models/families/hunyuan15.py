@@ -157,10 +157,17 @@ class Hunyuan15(FamilyModel):
             block.attn.processor.sequence = sequence
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
+        from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import extract_glyph_texts
+
         inputs = {"text": self._text(prompt)}
-        glyphs = self._glyphs(prompt)
-        if glyphs is not None:
-            inputs["glyphs"] = glyphs
+        quoted = extract_glyph_texts(prompt)
+        if quoted is not None:
+            tokens = self.pipe.tokenizer_2(
+                quoted, truncation=True, max_length=self.pipe.tokenizer_2_max_length, return_tensors="pt"
+            ).to(self.places["text"])
+            encoder = self.encoder("text_encoder_2")
+            states = encoder(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask.float())[0]
+            inputs["glyphs"] = states[0].to(self.dtype)
         if image is not None:
             inputs |= self._image(image)
         return inputs
@@ -189,19 +196,6 @@ class Hunyuan15(FamilyModel):
                 f"crops {crop}: nothing is left. The checkpoint's chat template does not fit this pipeline."
             )
         return text.to(self.dtype)
-
-    def _glyphs(self, prompt: str) -> Tensor | None:
-        from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import extract_glyph_texts
-
-        quoted = extract_glyph_texts(prompt)
-        if quoted is None:
-            return None
-        tokens = self.pipe.tokenizer_2(
-            quoted, truncation=True, max_length=self.pipe.tokenizer_2_max_length, return_tensors="pt"
-        ).to(self.places["text"])
-        encoder = self.encoder("text_encoder_2")
-        states = encoder(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask.float())[0]
-        return states[0].to(self.dtype)
 
     def _image(self, image: Tensor) -> dict[str, Tensor]:
         from PIL import Image
