@@ -14,7 +14,6 @@ SCENES = PromptWorld(
     package="research.scenes",
     judge_class="ScenesJudge",
     prompts={"train": 2048, "heldout": 512},
-    ceiling={"TA": 0.97547, "MQ": 0.90365, "VQ": 0.94906},
 )
 """Textured objects with shadows before a background that scrolls, 17 frames of 64 x 64. Its ceiling:
 `python -m research.pretraining.scenes ceiling --prompts 128` (scenes_ceiling.json among the results)."""

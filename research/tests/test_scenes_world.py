@@ -14,7 +14,7 @@ from sage_grpo.cli.starting import from_recipe
 from sage_grpo.config.parsing import parse
 from sage_grpo.run.preflight import check_files
 from sage_grpo.training.inputs import load_sources
-from sage_grpo.worlds.world import world_of_model, world_of_prompts
+from sage_grpo.worlds.world import world_of_prompts
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,7 +36,6 @@ def test_the_prompt_files_are_the_world_s() -> None:
 
 def test_the_package_does_not_know_it() -> None:
     assert world_of_prompts(SCENES.texts("heldout")[:3]) is None
-    assert world_of_model("research/scenes/model") is None
 
 
 def test_the_model_is_small_and_holds_safetensors_only() -> None:

@@ -13,7 +13,7 @@ import toy_rewards
 from reward_servers import remote, socket_server, thread_server
 
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.http_client import Backoff
+from sage_grpo.rewards.http_client import RetryOptions
 from sage_grpo.rewards.serving import remote as pool_module
 from sage_grpo.rewards.serving.remote import RemoteReward, ServerPool
 from sage_grpo.rewards.serving.wire import decode_request, encode_response
@@ -42,7 +42,9 @@ def clock(monkeypatch):
 
 
 def servers(count: int) -> ServerPool:
-    return ServerPool([urlsplit(f"http://host{index}") for index in range(count)], Backoff(1.0, 30.0))
+    return ServerPool(
+        [urlsplit(f"http://host{index}") for index in range(count)], RetryOptions(backoff=1.0, max_wait=30.0)
+    )
 
 
 def test_a_server_that_fails_is_left_alone_longer_every_time(clock, caplog) -> None:
@@ -79,8 +81,8 @@ def test_a_server_that_hung_is_left_alone_for_as_long_as_it_cost(hung: float, pa
 
 
 def test_pauses_are_doubled_up_to_the_longest_and_shortened_by_chance_to_a_half() -> None:
-    pauses = Backoff(0.5, 3.0)
-    assert [pauses.full(tries) for tries in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    pauses = RetryOptions(backoff=0.5, max_wait=3.0)
+    assert [pauses.longest_pause(tries) for tries in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
     found = [pauses.pause(2) for _ in range(200)]
     assert 1.0 <= min(found) < 1.2 < 1.8 < max(found) <= 2.0
 
@@ -122,7 +124,7 @@ def test_a_hanging_server_costs_one_time_out_and_an_error_waits_for_none(caplog)
 def test_what_the_only_server_refuses_is_not_sent_again(status: int, tries: int, failures: int, monkeypatch) -> None:
     sent: list[str] = []
     paused: list[int] = []
-    monkeypatch.setattr(Backoff, "pause", lambda self, attempt: paused.append(attempt) or 0.0)
+    monkeypatch.setattr(RetryOptions, "pause", lambda self, attempt: paused.append(attempt) or 0.0)
     monkeypatch.setattr(pool_module, "post", lambda *given, **settings: sent.append("") or (status, {}, b"no"))
     client = remote(1, retries=2, backoff=1e-3)
     assert len(client(CLIPS[:1], TEXTS[:1], FPS).reasons) == 1

@@ -18,13 +18,12 @@ from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.built_in.vlm_judge import (
     Endpoint,
     EndpointFailure,
-    RetryOptions,
     Unreadable,
     VlmJudge,
     read_answer,
 )
 from sage_grpo.rewards.functions import RewardConfigError
-from sage_grpo.rewards.http_client import Connections
+from sage_grpo.rewards.http_client import Connections, RetryOptions
 from sage_grpo.rewards.spec import RewardSpec
 
 KEY = "sk-very-secret-0123456789"

@@ -112,23 +112,20 @@ def test_metrics_of_several_processes_are_summed_or_the_largest() -> None:
     assert both == {name: (3 if name in SUMMED else 2) * value for name, value in alone.items()}
 
 
-def test_failed_and_lost_tasks_are_made_again_and_the_due_iteration_goes_first() -> None:
+def test_lost_tasks_are_made_again_failed_ones_end_the_run_and_the_due_iteration_goes_first() -> None:
     pool = Pool()
     later, pending = pool.begin(1, iteration=5), pool.begin(2)
     assert pool.queue() == [(4, 0), (4, 1), (5, 0)]
     one, job = pool.dispatcher, pending.jobs[0]
     one._queue.queue.clear()
-    pool.outcomes = [WorkerLost("gone"), RuntimeError("no memory"), "done"]
+    pool.outcomes = [WorkerLost("gone"), "done", RuntimeError("no memory")]
     with pytest.raises(WorkerLost):
         one._run("a", job)
-    one._run("a", job)
-    assert (pool.queue(), job.failures) == ([(4, 0)] * 2, 1)
+    assert pool.queue() == [(4, 0)]
     one._run("b", job)
     assert job.result.result() == ("b", "done")
-    pool.outcomes = [RuntimeError(f"again {number}") for number in range(3)]
-    for _ in range(3):
-        one._run("a", pending.jobs[1])
-    assert one._wait_for(pending) == "Part 2 of iteration 5 failed 3 times on workers, the last time on a:\nagain 2"
+    one._run("a", pending.jobs[1])
+    assert one._wait_for(pending) == "Part 2 of iteration 5 failed on a:\nno memory"
     later.jobs[0].result.set_result(("a", "done"))
     assert one._wait_for(later) == ""
 

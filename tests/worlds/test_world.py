@@ -12,7 +12,7 @@ from sage_grpo.models.spec import ModelSpec
 from sage_grpo.tools.compare.run import PER_GPU, cores, how_many
 from sage_grpo.training.config import DataConfig, TrainConfig
 from sage_grpo.training.inputs import load_sources, prompts_from
-from sage_grpo.worlds.world import SHAPES, WORLDS, world_of_model, world_of_prompts
+from sage_grpo.worlds.world import SHAPES, WORLDS, world_of_prompts
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,6 @@ def test_sentences_are_understood_or_explained() -> None:
     ],
 )
 def test_the_model_of_a_world_is_known_by_its_name(path: str | None, name: str | None) -> None:
-    found = world_of_model(path)
-    assert (found and found.name) == name
     config = TrainConfig(model=ModelSpec(path=path))
     assert how_many([config], ["0"]) == (1 if name is None else min(cores(), PER_GPU))
     assert how_many([config, TrainConfig(model=ModelSpec(path="owner/large"))], ["0", "1"]) == 2

@@ -71,7 +71,7 @@ def reopen(file: Path, recorded: bytes | None) -> tuple[Journal, str]:
         damage, kept = "it is missing or empty", ""
         if content:
             wanted, lines = recorded.splitlines(keepends=True), content.splitlines(keepends=True)
-            first = next((n for n, line in enumerate(wanted) if lines[n : n + 1] != [line]), 0)
+            first = next((n for n, line in enumerate(wanted) if lines[n : n + 1] != [line]))
             damage = f"line {first + 1} of {len(wanted)} is not as the run wrote it"
             kept = f" The damaged file is kept in {_aside(file, 'damaged')}."
         notice = f"{file} was damaged ({damage}): its rows were restored from the checkpoint.{kept}"

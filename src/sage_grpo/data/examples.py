@@ -4,9 +4,8 @@ format of a run."""
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,12 @@ from torch import Tensor
 from sage_grpo.data.prompts import Prompt, prompt_of, rows_in
 from sage_grpo.types import VideoSpec
 from sage_grpo.utils.json_schema import shown
-from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.utils.suggest import did_you_mean
 from sage_grpo.utils.video import check_clip, video_format
 
 LISTS = ("pairs.jsonl", "clips.jsonl")  # file names of the list in a folder
 COLUMNS = ("win", "lose", "clip")
-CARD = "examples.json"  # record of the used examples, in the run's folder
-NAMED = 3  # skipped rows that a message names; the card has all
+NAMED = 3  # skipped rows that a message names
 
 
 def list_of(source: str | Path) -> Path:
@@ -87,25 +84,12 @@ class Examples:
         left = f"; {len(self.skipped)} rows are left out ({reasons})" if self.skipped else ""
         return f"{self.source}: {len(self.prompts)} rows with {clips} clips{left}."
 
-    def write_card(self, out: Path, video: VideoSpec) -> None:
-        files = dict.fromkeys(file for prompt in self.prompts for file in prompt.clips)
-        card = {
-            "file": str(self.source),
-            "sha256": content_hash(self.source),
-            "rows": len(self.prompts),
-            "clips": {str(file): content_hash(file) for file in files},
-            "skipped": [{"prompt": prompt, "why": why} for prompt, why in self.skipped],
-            "format": asdict(video),
-        }
-        replace_text(out / CARD, json.dumps(card, indent=2, ensure_ascii=False))
-
 
 def usable(source: str, prompts: Sequence[Prompt], video: VideoSpec) -> Examples:
     """The rows whose clips can be read and are long enough for a format; ValueError where there is none. Only headers are read."""
     faults = {prompt: next(filter(None, (fault_of(file, video) for file in prompt.clips)), "") for prompt in prompts}
-    used = [prompt for prompt in prompts if not faults[prompt]]
-    skipped = [(prompt.text, faults[prompt]) for prompt in prompts if faults[prompt]]
-    examples = Examples(list_of(source), used, skipped)
+    used, skipped = ([prompt for prompt in prompts if bool(faults[prompt]) == wrong] for wrong in (False, True))
+    examples = Examples(list_of(source), used, [(prompt.text, faults[prompt]) for prompt in skipped])
     if not used:
         raise ValueError(
             f"data.clips: none of the {len(prompts)} rows can be used. {examples.summary} Use fewer frames (model.frames) or a lower model.fps."
@@ -118,10 +102,15 @@ def fault_of(file: Path, video: VideoSpec) -> str:
         clip = video_format(file)
     except ValueError as error:
         return str(error)
-    needed = frames_at(clip.fps, video)[-1] + 1
-    if clip.frames >= needed:
+    fault = _shortness(clip.frames, clip.fps, video)
+    return f"{file} is {fault}" if fault else ""
+
+
+def _shortness(count: int, fps: float, video: VideoSpec) -> str:
+    needed = frames_at(fps, video)[-1] + 1
+    if count >= needed:
         return ""
-    return f"{file} is too short: {clip.frames} frames at {clip.fps:g} fps, {video.frames} at {video.fps:g} fps take {needed}"
+    return f"too short: {count} frames at {fps:g} fps, {video.frames} at {video.fps:g} fps take {needed}"
 
 
 def frames_at(fps: float, video: VideoSpec) -> list[int]:
@@ -133,12 +122,9 @@ def fitted(clip: Tensor, fps: float, video: VideoSpec) -> Tensor:
     """A clip in another format: its first frames at that frame rate, scaled until they cover the size, and cut at equal margins. A clip that has the
     format is returned as it is."""
     check_clip(clip)
-    chosen = frames_at(fps, video)
-    if chosen[-1] >= len(clip):
-        raise ValueError(
-            f"too short: {len(clip)} frames at {fps:g} fps, {video.frames} at {video.fps:g} fps take {chosen[-1] + 1}"
-        )
-    clip, (height, width) = clip[chosen], (video.height, video.width)
+    if fault := _shortness(len(clip), fps, video):
+        raise ValueError(fault)
+    clip, (height, width) = clip[frames_at(fps, video)], (video.height, video.width)
     scale = max(height / clip.shape[1], width / clip.shape[2])
     size = round(clip.shape[1] * scale), round(clip.shape[2] * scale)
     if size != tuple(clip.shape[1:3]):

@@ -148,16 +148,12 @@ def _prompts(options: EvaluateSpec) -> list[Prompt]:
 class Difference:
     """Change of one score by the tuned model."""
 
-    base: float
-    """Mean over the clips that have a score of both models."""
+    base: float  # mean over the clips that have a score of both models
     tuned: float
-    change: float
-    """Mean over prompts of tuned minus base."""
-    low: float
-    """Ends of the 95% interval; NaN for a single prompt."""
+    change: float  # mean over prompts of tuned minus base
+    low: float  # ends of the 95% interval; NaN for a single prompt
     high: float
-    p: float
-    """Two-sided p-value of no change, for this score alone."""
+    p: float  # two-sided p-value of no change, for this score alone
     prompts: int
     pairs: int
     wins: int

@@ -33,19 +33,16 @@ SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".avi", ".gif")
 class ScoredVideo:
     """One row of the table."""
 
-    video: str
-    """Path relative to the folder."""
+    video: str  # path relative to the folder
     prompt: str
-    metadata: dict[str, Any] = field(default_factory=dict)
-    """The other columns of its prompt's row."""
+    metadata: dict[str, Any] = field(default_factory=dict)  # the other columns of its prompt's row
     fps: float = math.nan
     frames: int = 0
     height: int = 0
     width: int = 0
     scores: dict[str, float] = field(default_factory=dict)
     """Every part, and `total` if weights were given; NaN if it could not be scored."""
-    reason: str = ""
-    """Reason for a missing score, or a reward's remark."""
+    reason: str = ""  # reason for a missing score, or a reward's remark
 
 
 def find_videos(folder: Path) -> list[Path]:

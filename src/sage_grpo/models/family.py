@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -106,11 +105,7 @@ class FamilyModel(ABC):
         )
         check_scheduler(folder, index, even=traits.even_sigmas, dynamic=traits.dynamic_shift)
         check_guidance(spec, folder, index)
-        for option, (least, most) in traits.whole.items():
-            value = spec.options.get(option, least)
-            if not least <= value <= most or value != int(value):
-                end = "" if most == math.inf else f" to {most}"
-                raise ModelError(f"model.options {option} is a whole number from {least}{end}, got {value:g}.")
+        spec.family_options(traits.options, traits.whole)
         cls._check(folder, index)
         experts = index.get("boundary_ratio") is not None
         adapters = [lora.find_adapter(adapter, experts=experts) for adapter in spec.adapters]
@@ -133,7 +128,7 @@ class FamilyModel(ABC):
         device: str | torch.device | None = None,
     ) -> None:
         self.spec, self.folder, self.index, self.pipe = spec, folder, dict(index), pipe
-        self.options = spec.family_options(self.traits.options)
+        self.options = spec.family_options(self.traits.options, self.traits.whole)
         self.text_tokens = self.traits.text_tokens  # tokens of a prompt, for estimates of cost
         self.choices: dict[str, str] = {}
         """Decisions while loading with their reasons, and the result of merging a LoRA, as text for the user."""

@@ -1,4 +1,4 @@
-"""HTTP client of rewards that compute elsewhere: address, key, one request, and the pauses between tries."""
+"""HTTP client of rewards that compute elsewhere: one request, and the pauses between tries."""
 
 from __future__ import annotations
 
@@ -8,27 +8,44 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
 from urllib.parse import SplitResult
 
+from sage_grpo.config.ranges import Count, Natural, NotNegative, Seconds, checked
+from sage_grpo.rewards.functions import RewardConfigError, check_known
+
+Group = TypeVar("Group")
 _JITTER = random.Random()  # separate: the run's random numbers must not depend on the network
 
 
-@dataclass(frozen=True)
-class Backoff:
-    """Pauses in seconds: the first one, doubled every time up to the longest."""
+@checked
+class RetryOptions:
+    """Timeouts, retries and parallel requests. A pause is doubled after every try, up to the longest one."""
 
-    first: float
-    longest: float
+    timeout: Seconds = 120.0  # seconds for one try
+    retries: Natural = 5  # tries after the first
+    backoff: NotNegative = 1.0  # first pause in seconds
+    max_wait: NotNegative = 120.0  # longest pause; a server that asks for a longer one is given up
+    parallel: Count = 4  # requests at a time
 
-    def full(self, attempt: int) -> float:
+    def longest_pause(self, attempt: int) -> float:
         """The pause after a try that failed; tries count from 0."""
-        return min(self.longest, self.first * 2**attempt)
+        return min(self.max_wait, self.backoff * 2**attempt)
 
     def pause(self, attempt: int) -> float:
         """The same with jitter, so that requests that failed together are not repeated together."""
-        return self.full(attempt) * _JITTER.uniform(0.5, 1.0)
+        return self.longest_pause(attempt) * _JITTER.uniform(0.5, 1.0)
+
+
+def read_group(kind: type[Group], what: str, given: Mapping[str, Any] | None) -> Group:
+    """A group of options from a reward's `options`; RewardConfigError begins with `what`."""
+    check_known(given or {}, [field.name for field in fields(kind)], f"{what} have no")  # type: ignore[arg-type]
+    try:
+        return kind(**(given or {}))
+    except (TypeError, ValueError) as error:
+        raise RewardConfigError(f"{what}: {error}") from error
 
 
 class Connections:

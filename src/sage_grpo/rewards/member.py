@@ -36,14 +36,11 @@ class Failure:
     """One clip that one reward could not score (or, among the remarks, its comment on one that it scored)."""
 
     reward: str
-    index: int
-    """Index of the clip in the scored batch."""
+    index: int  # index of the clip in the scored batch
     prompt: str
     reason: str
-    raised: bool = False
-    """The call itself failed (an exception, a wrong return)."""
-    silent: bool = False
-    """The reward gave up on this clip without a reason."""
+    raised: bool = False  # the call itself failed (an exception, a wrong return)
+    silent: bool = False  # the reward gave up on this clip without a reason
     clips: int = 1
 
     def describe(self) -> str:
@@ -61,8 +58,7 @@ class FailureReport:
 
     failures: tuple[Failure, ...]
     """In the order of the rewards and then of the clips; a clip may fail in several rewards, also in those that do not count."""
-    remarks: tuple[Failure, ...] = ()
-    """Reasons that rewards gave for clips that they did score."""
+    remarks: tuple[Failure, ...] = ()  # reasons that rewards gave for clips that they did score
 
     def counts(self) -> dict[str, int]:
         return dict(Counter(failure.reward for failure in self.failures))
@@ -107,13 +103,11 @@ DEFAULT_BATCH = 8
 class ClipBatch:
     """Clips to score, with all inputs of rewards."""
 
-    videos: Tensor
-    """uint8 B x F x H x W x 3; black if no reward reads clips."""
+    videos: Tensor  # uint8 B x F x H x W x 3; black if no reward reads clips
     prompts: Sequence[str]
     fps: float
     metadata: Sequence[Mapping[str, Any]]
-    latents: Tensor | None = None
-    """Latents that the clips were decoded from, if known."""
+    latents: Tensor | None = None  # latents that the clips were decoded from, if known
     groups: Sequence[int] = ()
     """Group of each clip; rewards that compare clips compare those of one group. Empty: clips of one prompt are a group."""
     sound: Sound | None = None
@@ -129,12 +123,9 @@ class ClipBatch:
 class Outcome:
     """Scores of one reward."""
 
-    values: dict[str, Tensor]
-    """Every part, NaN where it could not be scored."""
-    failures: list[Failure] = field(default_factory=list)
-    """For every clip that lacks a part."""
-    remarks: list[Failure] = field(default_factory=list)
-    """Reasons that the reward gave for clips that it scored."""
+    values: dict[str, Tensor]  # every part, NaN where it could not be scored
+    failures: list[Failure] = field(default_factory=list)  # for every clip that lacks a part
+    remarks: list[Failure] = field(default_factory=list)  # reasons that the reward gave for clips that it scored
 
     @classmethod
     def joined(cls, outcomes: Sequence[Outcome]) -> Outcome:

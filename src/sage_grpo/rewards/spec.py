@@ -193,22 +193,17 @@ def _construct(target: type, options: dict[str, Any], spec: RewardSpec) -> Rewar
 class Need:
     """A file or folder that an option names."""
 
-    key: str
-    """The option's name in errors."""
+    key: str  # the option's name in errors
     value: str
     source: str
-    hub: str = ""
-    """A file by which to find it in the hub's cache; empty if only a path is allowed."""
-    repo: str = ""
-    """The repository on the hub that a folder at this path is a copy of."""
-    pinned: bool = False
-    """True if a name on the hub needs its commit (owner/name@COMMIT): without one, owner/name is a folder."""
+    hub: str = ""  # a file by which to find it in the hub's cache; empty if only a path is allowed
+    repo: str = ""  # the repository on the hub that a folder at this path is a copy of; names need a commit then
 
     @property
     def is_hub_id(self) -> bool:
-        """True if the value can be a name on the hub: owner/name, and not a path."""
+        """True if the value can be a name on the hub: owner/name (owner/name@COMMIT where owner/name is a folder), and not a path."""
         named = self.value.count("/") == 1 and not self.value.startswith((".", "/", "~"))
-        return bool(self.hub) and named and ("@" in self.value or not self.pinned)
+        return bool(self.hub) and named and ("@" in self.value or not self.repo)
 
     @property
     def is_here(self) -> bool:
@@ -229,19 +224,16 @@ def reward_needs(spec: RewardSpec) -> Iterator[Need]:
         value = spec.options.get(option)
         if isinstance(value, str) and value:
             key, source = f"rewards {spec.title}: {option}", file.text.format(value=value)
-            yield Need(key, value, source, file.hub, file.repo, pinned=bool(file.repo))
+            yield Need(key, value, source, file.hub, file.repo)
 
 
 @dataclass(frozen=True)
 class Readiness:
     """Missing requirements of a reward on this machine."""
 
-    missing: tuple[str, ...] = ()
-    """Steps that the user has to take."""
-    downloads: tuple[str, ...] = ()
-    """Repositories that will be downloaded from the hub."""
-    notes: tuple[str, ...] = ()
-    """Requirements that could not be checked."""
+    missing: tuple[str, ...] = ()  # steps that the user has to take
+    downloads: tuple[str, ...] = ()  # repositories that will be downloaded from the hub
+    notes: tuple[str, ...] = ()  # requirements that could not be checked
 
     @property
     def ready(self) -> bool:

@@ -201,7 +201,6 @@ def _open_metrics(trainer: Trainer, found: FoundRun, terminal: Terminal, resumed
     coming = trainer.planner.plan(trainer.state.iteration, trainer.state.stream.peek(config.batch.prompts))
     if trainer.inputs.examples is not None:
         terminal.say(trainer.inputs.examples.summary)
-        trainer.inputs.examples.write_card(out, trainer.model.video)
     replace_text(out / "schedule.json", json.dumps(coming.groups[0].noise()))
     replace_text(out / "config.yaml", yaml.safe_dump(identity.plain(dataclasses.asdict(config)), sort_keys=False))
     copy = out / "checkpoints" / found.checkpoint / journal.METRICS  # the rows of the checkpoint

@@ -40,8 +40,6 @@ from sage_grpo.workers.messages import (
     rollout_of,
 )
 
-ATTEMPTS = 3
-"""Failures of a task at which the run fails; lost workers do not count."""
 WAIT = 0.5
 """Seconds between two looks at whether there are workers."""
 SUMMED = ("crew/workers", "crew/busy_s")
@@ -53,11 +51,8 @@ class Job:
     """A task on its way."""
 
     task: RolloutTask
-    weights: Any
-    """The weights of its version, as the pool has published them."""
-    result: Future[tuple[str, TaskResult]] = field(default_factory=Future)
-    """The worker, and its result."""
-    failures: int = 0
+    weights: Any  # the weights of its version, as the pool has published them
+    result: Future[tuple[str, TaskResult]] = field(default_factory=Future)  # the worker, and its result
     discarded: bool = False
 
 
@@ -67,14 +62,10 @@ class PendingIteration:
 
     plan: Plan
     jobs: list[Job]
-    conditions: Conditions
-    """Conditionings on the trainer's device."""
-    since: int
-    """The iteration in which its weights were the newest."""
-    weights: Snapshot | None
-    """These weights, if they may be old when the iteration is due."""
-    version: tuple[int, Any]
-    """Their number, and these weights as the pool has published them."""
+    conditions: Conditions  # conditionings on the trainer's device
+    since: int  # the iteration in which its weights were the newest
+    weights: Snapshot | None  # these weights, if they may be old when the iteration is due
+    version: tuple[int, Any]  # their number, and these weights as the pool has published them
 
     @property
     def results(self) -> list[tuple[str, TaskResult]]:
@@ -97,15 +88,12 @@ class Dispatcher:
         """past: old weights, if iterations are sampled before they are due."""
         self.engine, self.params, self.pool, self.spec, self.past = engine, dict(params), pool, spec, past
         self.limit = spec.limit * clip_range
-        self.row: dict[str, float] = {}
-        """Metrics of the last iteration."""
-        self.gaps: dict[str, float] = {}
-        """Difference of every worker's log-probability from the trainer's when last measured."""
-        self.ready: dict[str, Any] = {}
-        """Workers that are there, by name."""
+        self.row: dict[str, float] = {}  # metrics of the last iteration
+        self.gaps: dict[str, float] = {}  # log-probabilities of every worker less the trainer's, when last measured
+        self.ready: dict[str, Any] = {}  # workers that are there, by name
         self._pending: dict[int, PendingIteration] = {}
+        # earlier iterations first, and the parts of one in their order; no job ends a worker's thread
         self._queue: PriorityQueue[tuple[int, int, int, Job | None]] = PriorityQueue()
-        """Earlier iterations first, and the parts of one in their order; no job ends a worker's thread."""
         self._numbers = count()
         self._closed, self._reason = Event(), ""
         self._threads = [Thread(target=self._serve, args=(name,), name=name, daemon=True) for name in pool.names]
@@ -185,13 +173,8 @@ class Dispatcher:
             self._put(job)
             raise
         except Exception as error:  # noqa: BLE001 - users' rewards may raise anything
-            job.failures += 1
-            if job.failures < ATTEMPTS:
-                self._put(job)
-                return
             where = f"Part {job.task.part + 1} of iteration {job.task.iteration + 1}"
-            last = f"failed {ATTEMPTS} times on workers, the last time on {name}"
-            job.result.set_exception(WorkerError(f"{where} {last}:\n{error}"))
+            job.result.set_exception(WorkerError(f"{where} failed on {name}:\n{error}"))
 
     def _wait_for(self, pending: PendingIteration) -> str:
         """Wait for all parts; returns the reason if one fails or no worker comes."""

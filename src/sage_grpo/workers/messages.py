@@ -34,18 +34,13 @@ class RolloutTask:
     """One task of an iteration's plan (`Plan.tasks`): the worker makes the plan itself, so that messages are small."""
 
     iteration: int
-    rank: int
-    """Rank that the task belongs to."""
-    part: int
-    """Index among the tasks of that rank."""
-    version: int
-    """Version of the weights that sample."""
-    prompts: tuple[Prompt, ...]
-    """Prompts of the whole iteration."""
+    rank: int  # rank that the task belongs to
+    part: int  # index among the tasks of that rank
+    version: int  # version of the weights that sample
+    prompts: tuple[Prompt, ...]  # prompts of the whole iteration
     conditions: Mapping[int, Conditioning] = field(repr=False)
     """Conditionings of this part's groups: text encoders run in the trainer alone."""
-    whole: bool
-    """True if an observer needs full clips."""
+    whole: bool  # true if an observer needs full clips
 
 
 class SavedRecord(NamedTuple):
@@ -69,8 +64,7 @@ class TaskResult:
     records: dict[Replay, SavedRecord]
     log_prob: Tensor | None
     """The log-probability of the checked step (`checked`) under the worker's weights, if its record has none."""
-    latents: list[tuple[MicroBatch, Tensor]]
-    """Latents, if the trainer differentiates."""
+    latents: list[tuple[MicroBatch, Tensor]]  # latents, if the trainer differentiates
     clips: ScoredClips
     seconds: float
 
@@ -130,10 +124,11 @@ def rollout_of(
 ) -> Rollout:
     """Assemble a rank's rollout from the results of its parts, in the order of its own sampling; `replayed` returns the
     policy of a replay and the conditionings of its rows."""
-    records = {
-        replay: Record(*replayed(replay), *saved) for result in results for replay, saved in result.records.items()
-    }
-    latents = {batch: rows.to(device) for result in results for batch, rows in result.latents}
+    records = {}
+    for replay, saved in (pair for result in results for pair in result.records.items()):
+        policy, rows = replayed(replay)
+        records[replay] = Record(policy, rows, *saved)
+    latents = {batch: clips.to(device) for result in results for batch, clips in result.latents}
     sampled = [member for task in plan.tasks(rank) for batch in task.batches(0) for member in batch.members]
     row = {member: index for index, member in enumerate(sampled)}
     order = [row[member] for batch in plan.batches(rank) for member in batch.members]

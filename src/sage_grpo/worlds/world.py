@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -24,16 +24,11 @@ Listed = Literal["train", "heldout"]
 class PromptWorld:
     """A world by the names of its parts."""
 
-    name: str
-    """Name of its prompts in `data.prompts`, and of its judge in `rewards`."""
-    package: str
-    """Import path of the package with the modules scene, render and judge."""
+    name: str  # name of its prompts in `data.prompts`, and of its judge in `rewards`
+    package: str  # import path of the package with the modules scene, render and judge
     judge_class: str
     """The class in `judge`: a Reward with the parts VQ, MQ, TA, Overall, drift, and TA/NAME of every attribute."""
-    prompts: Mapping[Listed, int]
-    """Number of prompts of each split; a split with fewer combinations gives them all."""
-    ceiling: Mapping[str, float] = field(default_factory=dict)
-    """Scores of perfect clips of the held-out prompts after the model's VAE, by part; empty until it is measured."""
+    prompts: Mapping[Listed, int]  # number of prompts of each split; a split with fewer combinations gives them all
 
     @property
     def scene(self) -> Any:
@@ -79,17 +74,10 @@ SHAPES = PromptWorld(
     package="sage_grpo.worlds.shapes",
     judge_class="ShapesJudge",
     prompts={"train": 4096, "heldout": 4096},  # all of them
-    ceiling={"TA": 0.98672, "MQ": 0.9834, "VQ": 0.88154},
 )
-"""One shape that moves on a plain background, 9 frames of 32 x 32. Its ceiling: `python -m research.pretraining.shapes ceiling --prompts 128`
-(research/benchmarks/results/ceiling.json)."""
+"""One shape that moves on a plain background, 9 frames of 32 x 32."""
 WORLDS: Mapping[str, PromptWorld] = {world.name: world for world in (SHAPES,)}
 """The worlds by name."""
-
-
-def world_of_model(path: str | None) -> PromptWorld | None:
-    """The world whose model a `model.path` names; None for any other checkpoint, a user's folder of a world's name among them."""
-    return SHAPES if path is None else WORLDS.get(path)
 
 
 def world_of_prompts(prompts: Sequence[str]) -> PromptWorld | None:

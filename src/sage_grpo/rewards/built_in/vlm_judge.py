@@ -12,23 +12,20 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import fields
 from textwrap import shorten
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from sage_grpo.config.ranges import Count, Natural, NotNegative, Positive, Range, Seconds, checked
+from sage_grpo.config.ranges import Count, Positive, Range, checked
 from sage_grpo.rewards.frames import sample_indices
 from sage_grpo.rewards.functions import RewardConfigError, check_known
-from sage_grpo.rewards.http_client import Backoff, Connections, post
+from sage_grpo.rewards.http_client import Connections, RetryOptions, post, read_group
 from sage_grpo.types import PartScores, RewardFacts
 from sage_grpo.utils.http_server import is_loopback
 from sage_grpo.utils.json_schema import parse_json
 from sage_grpo.utils.redact import hide, parse_address, read_key
-
-Group = TypeVar("Group")
 
 DIMENSIONS: Mapping[str, str] = {
     "visual_quality": "how well made the single frames look: sharpness, light, colour, anatomy, no artefacts",
@@ -64,29 +61,9 @@ class Frames:
     """Frames that the judge sees."""
 
     sample_fps: Positive = 2.0
-    """Frames a second of the clip."""
-    num_frames: Count = 8
-    """At most so many."""
-    max_side: Annotated[int, Range(16)] = 512
-    """Longer sides are made smaller."""
+    num_frames: Count = 8  # at most
+    max_side: Annotated[int, Range(16)] = 512  # longer sides are made smaller
     jpeg_quality: Annotated[int, Range(1, 100)] = 90
-    """Of the pictures that are sent."""
-
-
-@checked
-class RetryOptions:
-    """Timeouts, retries and parallel requests of an endpoint."""
-
-    timeout: Seconds = 120.0
-    """Seconds for one try."""
-    retries: Natural = 5
-    """Tries after the first."""
-    backoff: NotNegative = 1.0
-    """First pause in seconds, doubled every time up to max_wait, with jitter."""
-    max_wait: NotNegative = 120.0
-    """Longest pause; a server that asks for a longer one is given up."""
-    parallel: Count = 4
-    """Requests at a time."""
 
 
 class VlmJudge:
@@ -143,8 +120,8 @@ class VlmJudge:
             raise RewardConfigError(f"The judge's body must not set {name!r}: it belongs to the judge.")
         # null takes a key out: some models refuse temperature, seed or response_format
         self._body = {"model": model, **{name: value for name, value in more.items() if value is not None}}
-        self._frames = _group(Frames, "frames", frames)
-        self._network = _group(RetryOptions, "network", network)
+        self._frames = read_group(Frames, "The judge's frames", frames)
+        self._network = read_group(RetryOptions, "The judge's network", network)
         check_known(limits or {}, ["max_requests"], "The judge's limits have no")
         most = (limits or {}).get("max_requests", 0)
         if not isinstance(most, int) or most < 0:
@@ -207,14 +184,6 @@ class VlmJudge:
         return f"data:image/jpeg;base64,{base64.b64encode(stream.getvalue()).decode()}"
 
 
-def _group(kind: type[Group], name: str, given: Mapping[str, Any] | None) -> Group:
-    check_known(given or {}, [field.name for field in fields(kind)], f"The judge's {name} have no")  # type: ignore[arg-type]
-    try:
-        return kind(**(given or {}))
-    except (TypeError, ValueError) as error:
-        raise RewardConfigError(f"The judge's {name}: {error}") from error
-
-
 class Endpoint:
     """POST url/chat/completions."""
 
@@ -228,7 +197,7 @@ class Endpoint:
         self.requests = 0
         self._where = f"{self.url.scheme}://{self.url.netloc}{self.url.path}"
         self._key_env, self._network, self._most = key_env, network, max_requests
-        self._backoff, self._lock = Backoff(network.backoff, network.max_wait), threading.Lock()
+        self._lock = threading.Lock()
         self.key()
 
     def key(self) -> str:
@@ -245,7 +214,7 @@ class Endpoint:
         """The model's text, and whether it ended at the limit of tokens; EndpointFailure or RewardConfigError without one."""
         reason, asked = "not sent", 0.0
         for attempt in range(self._network.retries + 1):
-            if connections.stop.wait(max(asked, self._backoff.pause(attempt - 1)) if attempt else 0):
+            if connections.stop.wait(max(asked, self._network.pause(attempt - 1)) if attempt else 0):
                 break
             with self._lock:
                 if self._most and self.requests >= self._most:

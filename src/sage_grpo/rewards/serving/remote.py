@@ -14,9 +14,8 @@ from urllib.parse import SplitResult
 import torch
 from torch import Tensor
 
-from sage_grpo.config.ranges import Range
 from sage_grpo.rewards.functions import RewardConfigError, nearest
-from sage_grpo.rewards.http_client import Backoff, Connections, post
+from sage_grpo.rewards.http_client import Connections, RetryOptions, post, read_group
 from sage_grpo.rewards.serving.wire import WireError, decode_response, encode_request
 from sage_grpo.types import PartScores, RewardFacts
 from sage_grpo.utils.redact import hide, parse_address, read_key
@@ -37,21 +36,18 @@ class ServerState:
     """State of one server. Times are of time.monotonic."""
 
     url: SplitResult
-    open: int = 0
-    """Requests that it has not answered yet."""
-    failures: int = 0
-    """Failures since the last success; failures of one moment count once."""
-    changed: float = 0.0
-    """Last success or failure."""
+    open: int = 0  # requests that it has not answered yet
+    failures: int = 0  # failures since the last success; failures of one moment count once
+    changed: float = 0.0  # last success or failure
     down_until: float = 0.0
 
 
 class ServerPool:
     """The servers of a remote reward. All methods may be called from many threads."""
 
-    def __init__(self, urls: Sequence[SplitResult], backoff: Backoff) -> None:
+    def __init__(self, urls: Sequence[SplitResult], network: RetryOptions) -> None:
         self.servers = [ServerState(url) for url in urls]
-        self._backoff = backoff
+        self._network = network
         self._lock = threading.Lock()
         self._turn = 0
 
@@ -82,7 +78,7 @@ class ServerPool:
         """A busy server works, but gets a short pause."""
         with self._lock:
             server.open -= 1
-            server.down_until = max(server.down_until, time.monotonic() + self._backoff.first)
+            server.down_until = max(server.down_until, time.monotonic() + self._network.backoff)
 
     def failed(self, server: ServerState, start: float, reason: str) -> None:
         """A request sent at `start` failed: the server hung, or returned nonsense or an error."""
@@ -92,7 +88,7 @@ class ServerPool:
             if now < server.down_until or (server.failures and start <= server.changed):
                 return  # one of many requests that failed together
             # A server that hung is paused for at least as long as it cost.
-            pause = max(self._backoff.full(server.failures), min(now - start, LONGEST))
+            pause = max(self._network.longest_pause(server.failures), min(now - start, LONGEST))
             server.failures, server.down_until, server.changed = server.failures + 1, now + pause, now
         message = "Reward server %s failed (%s): left alone for %.3g s, failure %d in a row."
         log.warning(message, server.url.geturl(), reason[:300], pause, server.failures)
@@ -142,23 +138,21 @@ class RemoteReward:
                 )
         if not parts:
             raise RewardConfigError("The remote reward needs weights (or parts): the names of the scores to ask for.")
-        for name, value, limit in (
-            ("timeout", timeout, Range(0, open_below=True)), ("clips_per_request", clips_per_request, Range(1)),
-            ("retries", retries, Range(0)), ("backoff", backoff, Range(0)), ("max_backoff", max_backoff, Range(0)),
-            ("parallel", parallel, Range(0)),
-        ):  # fmt: skip
-            if not limit.holds(value):
-                raise RewardConfigError(f"The remote reward's {name} must be {limit}, got {value}.")
-        self.names, self._token_env, self._timeout = tuple(parts), token_env, timeout
+        if clips_per_request < 1:
+            raise RewardConfigError(
+                f"The remote reward's clips_per_request must be at least 1, got {clips_per_request}."
+            )
+        network = {"timeout": timeout, "retries": retries, "backoff": backoff, "max_wait": max_backoff}
+        network["parallel"] = parallel or 2 * len(addresses)
+        self._network, self._clips = read_group(RetryOptions, "The remote reward", network), clips_per_request
+        self.names, self._token_env = tuple(parts), token_env
         self._token()  # refuses an invalid token now
-        self._retries, self._backoff = retries, Backoff(backoff, max_backoff)
-        self._clips, self._parallel = clips_per_request, parallel or 2 * len(addresses)
-        self._pool = ServerPool(addresses, self._backoff)
+        self._pool = ServerPool(addresses, self._network)
 
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float) -> Mapping[str, Tensor]:
         starts = range(0, len(prompts), self._clips)
         pieces = [(videos[i : i + self._clips], prompts[i : i + self._clips]) for i in starts]
-        with ThreadPoolExecutor(self._parallel) as executor, Connections() as connections:
+        with ThreadPoolExecutor(self._network.parallel) as executor, Connections() as connections:
             requests = [executor.submit(self._request, *piece, fps, connections) for piece in pieces]
             wait(requests, return_when=FIRST_EXCEPTION)
             answers = [request.result() for request in requests]  # a wrong configuration ends the run
@@ -169,8 +163,8 @@ class RemoteReward:
     def _request(self, videos: Tensor, prompts: Sequence[str], fps: float, connections: Connections) -> PartScores:
         body, checksum = encode_request(videos, prompts, fps)
         refused, reason = list[ServerState](), "not tried"
-        for attempt in range(self._retries + 1):
-            if connections.stop.wait(self._backoff.pause(attempt - 1) if attempt else 0):
+        for attempt in range(self._network.retries + 1):
+            if connections.stop.wait(self._network.pause(attempt - 1) if attempt else 0):
                 break
             server = self._pool.acquire(refused)
             if server is None:
@@ -183,7 +177,7 @@ class RemoteReward:
                     body,
                     kind="application/octet-stream",
                     token=self._token(),
-                    timeout=self._timeout,
+                    timeout=self._network.timeout,
                     connect_timeout=CONNECT_SECONDS,
                     largest=LARGEST_ANSWER,
                     connections=connections,

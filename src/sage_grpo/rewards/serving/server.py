@@ -74,7 +74,9 @@ class RewardServer:
     async def score(self, request: Request) -> Response:
         received, complete = bytearray(), False
         try:
-            self._authorise(request)
+            given = request.headers.get("authorization", "").encode()
+            if self._token and not hmac.compare_digest(given, b"Bearer " + self._token):
+                raise HTTPException(401, "A valid token is needed.")
             await self._receive(request, received)
             complete = True
             response = Response(await self._answer(request, received), media_type="application/octet-stream")
@@ -85,11 +87,6 @@ class RewardServer:
         finally:
             self.bytes -= len(received)
         return response
-
-    def _authorise(self, request: Request) -> None:
-        given = request.headers.get("authorization", "").encode()
-        if self._token and not hmac.compare_digest(given, b"Bearer " + self._token):
-            raise HTTPException(401, "A valid token is needed.")
 
     async def _receive(self, request: Request, received: bytearray) -> None:
         """Read the body, and stop at the first byte too many."""

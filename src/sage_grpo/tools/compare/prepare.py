@@ -15,7 +15,7 @@ from sage_grpo.run.identity import differences, plain
 from sage_grpo.tools.compare.design import Arm, Suite
 from sage_grpo.tools.compare.store import FORMAT
 from sage_grpo.training.config import EvalConfig, TrainConfig
-from sage_grpo.worlds.world import SHAPES, world_of_model
+from sage_grpo.worlds.world import SHAPES
 
 SET_ELSEWHERE = {
     "seed": "the seeds are the suite's (--seeds, --first_seed)",
@@ -85,7 +85,7 @@ def prepare(
 
 def configured(suite: Suite, arm: Arm, start: TrainConfig) -> TrainConfig:
     """The recipe with the suite's and the arm's settings; unknown fields and values out of range are refused by name."""
-    options: dict[str, Any] = dict(MINIATURE) if world_of_model(start.model.path) is SHAPES else {}
+    options: dict[str, Any] = dict(MINIATURE) if start.model.path in (None, SHAPES.name) else {}
     if suite.iterations is not None:
         options["iterations"] = suite.iterations
     options |= {**suite.options, **arm.options}

@@ -23,7 +23,7 @@ from sage_grpo.tools.compare.worker import Row, Worker, make_all
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.utils.text import fixed
-from sage_grpo.worlds.world import SHAPES, world_of_model
+from sage_grpo.worlds.world import SHAPES
 
 PER_GPU = 16
 """Runs of a world's model that one large GPU serves well (H200 under MPS); a real model has the GPU to itself."""
@@ -117,7 +117,7 @@ def cores() -> int:
 def how_many(configs: Sequence[TrainConfig], devices: Sequence[str]) -> int:
     if not devices:
         return cores()
-    per_gpu = PER_GPU if all(world_of_model(config.model.path) is SHAPES for config in configs) else 1
+    per_gpu = PER_GPU if all(config.model.path in (None, SHAPES.name) for config in configs) else 1
     return min(max(cores(), len(devices)), per_gpu * len(devices))
 
 

@@ -51,26 +51,19 @@ class FrameFit:
     size: Tensor
     colour: Tensor
     background: Tensor
-    centres: Tensor
-    """Centre of the object, B x F x 2 world units."""
-    residual: Tensor
-    """R.m.s. difference to the nearest drawable frame, B x F."""
-    gate: Tensor
-    """B x F in [0, 1]: is there exactly one object, of a plausible size and contrast?"""
+    centres: Tensor  # centre of the object, B x F x 2 world units
+    residual: Tensor  # r.m.s. difference to the nearest drawable frame, B x F
+    gate: Tensor  # B x F in [0, 1]: is there exactly one object, of a plausible size and contrast?
 
 
 @dataclass(frozen=True, kw_only=True)
 class MotionFit:
     """The centres of each clip explained by each motion at each speed."""
 
-    error: Tensor
-    """Mean squared distance to the best path, B x (motions x speeds), world units."""
-    still: Tensor
-    """The same for an object that does not move, B."""
-    offset: Tensor
-    """Best offset, B x (motions x speeds) x 2 in [-1, 1]."""
-    phase: Tensor
-    """Best phase, B x (motions x speeds)."""
+    error: Tensor  # mean squared distance to the best path, B x (motions x speeds), world units
+    still: Tensor  # the same for an object that does not move, B
+    offset: Tensor  # best offset, B x (motions x speeds) x 2 in [-1, 1]
+    phase: Tensor  # best phase, B x (motions x speeds)
 
 
 def fit_frames(videos: Tensor) -> FrameFit:

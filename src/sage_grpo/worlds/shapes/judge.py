@@ -29,15 +29,11 @@ as long for one clip as for many."""
 class Verdict:
     """Everything that the judge sees in a batch of clips before it reads a prompt."""
 
-    vq: Tensor
-    mq: Tensor
-    """Visual and motion quality, B."""
-    gate: Tensor
-    """Mean over the frames of "there is exactly one object", B."""
-    drift: Tensor
-    """R.m.s. distance to the nearest renderable clip, B."""
-    beliefs: dict[str, Tensor]
-    """For every attribute B x (its values): how far the clip shows each."""
+    vq: Tensor  # visual quality, B
+    mq: Tensor  # motion quality, B
+    gate: Tensor  # mean over the frames of "there is exactly one object", B
+    drift: Tensor  # r.m.s. distance to the nearest renderable clip, B
+    beliefs: dict[str, Tensor]  # for every attribute B x (its values): how far the clip shows each
     nearest: SceneBatch
 
 
@@ -113,13 +109,12 @@ class ShapesJudge:
         vq = (frames.gate * torch.exp(-(frames.residual / self.visual_width).square())).mean(1)
         follows = torch.exp(-motions.error.amin(1) / self.motion_width**2)
         always = (frames.gate.mean(1) + frames.gate.amin(1)) / 2  # one missing frame is a fault of motion
+        looks = {name: getattr(frames, name).mean(1) for name in ("shape", "size", "colour", "background")}
         # the degree to which all frames show the same object on the same background
-        alike = [getattr(frames, name).mean(1).amax(1) for name in ("shape", "size", "colour", "background")]
-        steady = torch.stack(alike).mean(0)
+        steady = torch.stack([one.amax(1) for one in looks.values()]).mean(0)
         # standing still competes with the motions, so that it takes their credit
         errors = torch.cat([motions.error, motions.still.unsqueeze(1)], dim=1)
         joint = torch.softmax(-errors / MOTION_WIDTH, dim=1)[:, :-1].unflatten(1, (MOTIONS, SPEEDS))
-        looks = {name: getattr(frames, name).mean(1) for name in ("shape", "colour", "size", "background")}
         return Verdict(
             vq=vq,
             mq=follows * always * steady,

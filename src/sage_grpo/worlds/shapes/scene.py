@@ -70,8 +70,7 @@ class Scene:
 
     shape: str
     colour: str
-    motion: str
-    """Direction of a straight path, or "loop" (clockwise), or "bounce" (a ball on the floor)."""
+    motion: str  # direction of a straight path, or "loop" (clockwise), or "bounce" (a ball on the floor)
     speed: str
     size: str
     background: str
@@ -108,10 +107,8 @@ class SceneBatch:
     speed: Tensor
     size: Tensor
     background: Tensor
-    offset: Tensor
-    """float32, B x 2 in [-1, 1]: the path's place (x, y) within its room."""
-    phase: Tensor
-    """float32, B in [0, 1): the start of a loop or a bounce; straight paths ignore it."""
+    offset: Tensor  # float32, B x 2 in [-1, 1]: the path's place (x, y) within its room
+    phase: Tensor  # float32, B in [0, 1): the start of a loop or a bounce; straight paths ignore it
 
     def __len__(self) -> int:
         return len(self.shape)
