@@ -186,12 +186,7 @@ def read_pictures(first: Path | None, last: Path | None = None) -> Tensor | None
 
 
 def contact_sheet(
-    path: str | Path,
-    clips: Sequence[Tensor],
-    captions: Sequence[str] = (),
-    *,
-    columns: int = 6,
-    cell: int = 160,
+    path: str | Path, clips: Sequence[Tensor], captions: Sequence[str] = (), *, columns: int = 6, cell: int = 160
 ) -> Path:
     """Write a PNG with one clip a row: `columns` evenly spaced frames, at least `cell` pixels high, under a caption.
 
