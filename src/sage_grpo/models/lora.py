@@ -164,6 +164,19 @@ def save_lora(folder: Path, network: Any, weights: Mapping[str, Tensor], expert:
         temporary.chmod(0o644)  # safetensors writes files that only their owner can read
 
 
+def stored_weights(folder: Path, components: Sequence[str]) -> dict[str, Tensor]:
+    """A saved LoRA by the names of the parameters that a model with these trained networks has."""
+    from safetensors.torch import load_file
+
+    weights: dict[str, Tensor] = {}
+    for component in components:
+        source, before = (folder_of(folder, component), f"{component}.") if len(components) > 1 else (folder, "")
+        for key, tensor in load_file(_file(source)).items():
+            layer, half = key.removeprefix(f"{PREFIX}.").split(".lora_")
+            weights[f"{before}{layer}.lora_{half[0]}.{ADAPTER}.weight"] = tensor
+    return weights
+
+
 def load_lora(pipe: Any, folder: str | Path, *, component: str | None = None, adapter: str | None = None) -> None:
     """Load a saved LoRA into a stock diffusers pipeline; HunyuanVideo-1.5's have no `load_lora_weights`. `component` is the network that it belongs
     to, "transformer_2" for Wan 2.2's low-noise expert; None reads it from the file."""
