@@ -27,8 +27,6 @@ LONGEST = 600.0
 TRY_AGAIN = {408, 425, 429, 502, 503, 504}
 """Answers after which the same request may succeed."""
 LARGEST_ANSWER = 64 * 2**20
-CONNECT_SECONDS = 10.0
-"""Seconds for opening a connection; a machine that takes longer counts as unreachable."""
 
 
 @dataclass(eq=False)
@@ -178,7 +176,6 @@ class RemoteReward:
                     kind="application/octet-stream",
                     token=self._token(),
                     timeout=self._network.timeout,
-                    connect_timeout=CONNECT_SECONDS,
                     largest=LARGEST_ANSWER,
                     connections=connections,
                 )
