@@ -75,6 +75,8 @@ def test_clips_of_all_batches_come_with_their_sound(monkeypatch: pytest.MonkeyPa
         (None, ModelSpec().shift, False),
         ("somewhere", 2.0, True),
     ]
+    batches[:] = [(None, torch.zeros(1, 2, 4, 4, 3), Sound(torch.zeros(1, 1, 5), 8000))]
+    assert api.generate(["a"]).sound.rate == 8000
 
 
 @pytest.mark.parametrize(("quiet", "message"), [(False, "a report"), (True, "a report"), (False, "")])

@@ -146,7 +146,7 @@ def random_model(
     device: str = "auto",
 ) -> FamilyModel:
     """A model with random weights, built from config.json files; `layers` blocks of each kind instead of all. Prompts encode to random inputs."""
-    place, kind = choose_device(device), family_class(spec, COMPONENTS[family][0])
+    place, kind = choose_device(device), family_class(COMPONENTS[family][0])
     dtypes = load_dtypes(spec, place)
     fewer = {} if layers is None else dict.fromkeys(kind.traits.blocks.values(), layers)
 

@@ -30,7 +30,7 @@ def test_benchmarks_find_what_they_import() -> None:
 
 @pytest.mark.parametrize("name", ["whole_iteration_h200", "whole_iteration_limits_h200"])
 def test_what_was_measured_stands_beside_what_plan_says(name: str) -> None:
-    """Of the rows that docs/speed.md and docs/recipes.md show: the planned side is the program's, and whole iterations are near it."""
+    """Of the rows that docs/speed.md shows: the planned side is the program's, and whole iterations are near it."""
     benchmark = importlib.import_module("whole_iteration")
     file = FOLDER / "results" / f"{name}.jsonl"
     for row in map(json.loads, file.read_text().splitlines()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import claims
 import pages
 import pictures
 import pytest
@@ -56,3 +57,11 @@ def test_sentences_are_filled_in_from_the_rows(tmp_path) -> None:
     assert pages.VIEWS["answers"](file, "part") == "- It is 1.92."
     assert "| 1.919 |" in pages.VIEWS["answers"](file, "table")
     assert list(pages.loose_numbers("{value x y} and 0.5")) == [(1, "0.5")]
+
+
+@pytest.mark.parametrize(
+    ("difference", "words"),
+    [("-0.134 ± 0.025", "0.134 ± 0.025 lower"), ("+0.017 ± 0.019", "0.017 ± 0.019 higher (not distinguishable)")],
+)
+def test_a_difference_in_words(difference: str, words: str) -> None:
+    assert claims.than(difference) == words

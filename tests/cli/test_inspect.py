@@ -148,10 +148,11 @@ def test_a_probe_is_two_tables_and_a_snippet(capsys) -> None:
 
 
 def test_a_snippet_of_an_older_probe_is_removed_and_json_is_alone(tmp_path: Path, capsys, monkeypatch) -> None:
-    texts = ["rollout: x\n", None]
+    texts = [None, "rollout: x\n", None]
     monkeypatch.setattr("sage_grpo.tools.probe.probe.document", lambda prober, found: {"eta": found.eta})
     monkeypatch.setattr("sage_grpo.tools.probe.probe.snippet", lambda found, options: texts.pop(0))
     prober: Any = None
+    probe._write(prober, finding(), probe.Options(probe=ProbeSpec(out=str(tmp_path))))
     probe._write(prober, finding(), probe.Options(probe=ProbeSpec(out=str(tmp_path))))
     assert (tmp_path / "snippet.yaml").read_text() == "rollout: x\n"
     assert "exploring at" in capsys.readouterr().out

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sage_grpo.cli import compare
 from sage_grpo.config.parsing import ConfigError
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
@@ -55,6 +56,22 @@ def test_mistakes_of_an_arm_are_named_before_anything_runs(start: str, options: 
     with pytest.raises(ConfigError, match=said) as refused:
         prepare(suite(arm, notes="Made first, by MAKE."), recipe, preflight)
     assert ("MAKE" in str(refused.value)) == ("absent" in said)
+
+
+def test_lists_that_are_repeated_or_long_are_one_list() -> None:
+    words = [
+        "shapes/sage",
+        "--vary",
+        "optimizer.lr=1e-4,2e-4",
+        "--vary=kernel.eta=1",
+        "--set",
+        "a=1",
+        "b=2",
+        "--seeds",
+        "2",
+    ]
+    told = ["shapes/sage", "--seeds", "2", "--vary", "optimizer.lr=1e-4,2e-4", "kernel.eta=1", "--set", "a=1", "b=2"]
+    assert compare.defaults(words) == (None, told)
 
 
 def test_keys_are_as_old_as_rows() -> None:

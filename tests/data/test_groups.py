@@ -14,6 +14,7 @@ from sage_grpo.data.groups import Member, deal, split_updates
 
 @settings(max_examples=40)
 @given(groups=st.integers(1, 7), size=st.integers(2, 6), micro=st.integers(1, 5), world=st.integers(1, 9))
+@example(groups=3, size=2, micro=3, world=2)
 def test_every_rollout_is_dealt_exactly_once_in_equal_rounds(groups: int, size: int, micro: int, world: int) -> None:
     total = groups * size
     if world > total:

@@ -186,6 +186,12 @@ def test_rank_correlations_and_their_mean() -> None:
         parts = {"true": torch.tensor(judge)}
         metrics = agreements(torch.cat([ranks, ranks.flip(0)]), parts, groups, {"j": {"true": 1.0}})
         assert metrics == {AGREEMENT + "j": mean, STDERR + "j": pytest.approx(stderr)}, "not less than chance has"
+    values, groups = torch.cat([ranks] * 3), torch.tensor([0, 1, 2]).repeat_interleave(3)
+    parts = {"true": torch.cat([ranks, ranks.flip(0), ranks.flip(0)])}
+    found = agreements(values, parts, groups, {"j": {"true": 1.0}})
+    assert found[STDERR + "j"] == pytest.approx(math.sqrt((16 + 4 + 4) / 9 / 2 / 3)), (
+        "that of three correlations 1, -1, -1"
+    )
 
 
 def test_every_so_many_th_weight_is_watched_and_no_clip_is_no_error() -> None:

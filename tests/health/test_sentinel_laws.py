@@ -108,6 +108,12 @@ STEADY = past(
 )  # fmt: skip
 
 
+def test_the_second_largest_spread_of_the_start_is_its_range() -> None:
+    for now, told in ((7.9, False), (8.1, True)):
+        found = SIGNS["spread_exploded"]({"reward/group_std": now}, past(reward__group_std=[0.2, 0.4]))
+        assert bool(found) == told
+
+
 @pytest.mark.parametrize(
     ("name", "figure", "limit", "above"),
     [

@@ -34,6 +34,7 @@ def test_a_card_says_which_components_are_left_out(model, tmp_path, monkeypatch)
     ours = model("sd3_two", guidance_scale=1.0, train=False)
     ours.save(tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
+    assert "\n# Weights trained with sage-grpo\n" in card
     lines, names = card.split("```python\n")[1].split("```")[0], {}
     exec(lines.replace("path/to/this/folder", str(tmp_path / "out")), names)
     assert names["pipe"].text_encoder_3 is names["pipe"].tokenizer_3 is None

@@ -11,8 +11,8 @@ from torch import nn
 import tiny
 from sage_grpo.models import guidance
 from sage_grpo.models.experts import unread_parameters
+from sage_grpo.models.guidance import one_after_another
 from sage_grpo.models.lora import match_targets
-from sage_grpo.models.network.gradients import one_after_another
 
 SIGMA = torch.tensor(0.9)
 

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from test_lora_files import moved
 
+from sage_grpo.cli.main import main
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.lora_names import PROGRAMS, save_lora_for
 from sage_grpo.models.lora import ADAPTER
@@ -219,4 +220,25 @@ def test_every_family_has_a_program() -> None:
         "sd3",
         "z_image",
         "qwen_image",
+    }
+
+
+@pytest.mark.slow
+def test_a_trained_run_of_wan_becomes_a_file_of_comfyuis_names(checkpoint, tmp_path: Path) -> None:
+    """The path of docs/guides/wan-one-gpu.md on a tiny checkpoint."""
+    (tmp_path / "prompts.txt").write_text("a boat on a stream\n")
+    small = "--model.height 32 --model.width 32 --model.frames 5 --iterations 1 --batch.prompts 1 --batch.group_size 2"
+    small += " --rollout.steps 3 --evaluate.every 0 --model.lora.rank 2 --model.dtype float32 --log.progress false"
+    rewards = '[{"name": "video_stats", "weights": {"motion": 1.0, "flicker": -2.0}}]'
+    words = ["train", "wan/branch", "--model.path", str(checkpoint("wan_t2v")), "--rewards", rewards, *small.split()]
+    run, out = str(tmp_path / "run"), str(tmp_path / "out")
+    assert main([*words, "--data.prompts", str(tmp_path / "prompts.txt"), "--out", run]) == 0
+    assert main(["export", "--run", run, "--format", "comfy", "--out", out]) == 0
+    names = {
+        name.rpartition(".lora_")[0] or name.removesuffix(".alpha")
+        for name in load_file(f"{out}/lora_comfy.safetensors")
+    }
+    attention = [f"{kind}_attn.{part}" for kind in ("self", "cross") for part in "qkvo"]
+    assert names == {
+        f"diffusion_model.blocks.{block}.{part}" for block in (0, 1) for part in [*attention, "ffn.0", "ffn.2"]
     }

@@ -12,8 +12,8 @@ from sage_grpo.objectives.advantage import best, best_against_worst, best_and_wo
 from sage_grpo.objectives.base import PreferencePair
 from sage_grpo.objectives.build import build
 from sage_grpo.objectives.options import ObjectiveSpec
-from sage_grpo.objectives.preference import Preference, dpo_lead, dpo_loss, excess_error
-from sage_grpo.objectives.supervised import matching_loss
+from sage_grpo.objectives.preference import Preference, dpo_lead, dpo_loss
+from sage_grpo.objectives.supervised import Supervised
 
 BETA = 3.0
 
@@ -30,7 +30,7 @@ def by_formula(v: torch.Tensor, v_ref: torch.Tensor, target: torch.Tensor) -> to
 
 def by_clips(v: torch.Tensor, v_ref: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """The same as a mean over clips, each of which takes the other's error for a constant."""
-    excess = excess_error(v, v_ref, target)
+    excess = Preference().partner_excess(v, v_ref, target)
     lead = dpo_lead(excess, excess.detach().flip(0), torch.tensor([1.0, -1.0]), beta=BETA)
     return dpo_loss(lead).loss.mean()
 
@@ -63,7 +63,7 @@ def test_what_is_logged_of_a_pair_keeps_no_graph() -> None:
 
 def test_flow_matching_is_the_mean_square() -> None:
     v, target = draw(1), draw(2)
-    terms = matching_loss(v, target)
+    terms = Supervised().loss(SimpleNamespace(velocity=v, x_next=target))
     torch.testing.assert_close(terms.loss, ((v - target) ** 2).mean((1, 2)))
     assert not terms.inactive.any()
 

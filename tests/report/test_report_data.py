@@ -72,6 +72,8 @@ def test_what_fell_most_is_told_beside_what_was_gained(runs: list[Path], tmp_pat
     assert (lowest["mean"], lowest["half"]) == (pytest.approx(statistics.mean(losses)), pytest.approx(half))
     assert all(row["mean"] > 0 and row["count"] >= 5 for row in others)
     assert by_attribute(replace(run, clips={0: run.clips[0]})) == []
+    unscored = [replace(clip, scores={"total": clip.scores["total"]}) for clip in run.clips[0]]
+    assert by_attribute(replace(run, clips={**run.clips, 0: unscored})) == []
     gained, lost = verdict(run)
     assert "better (+0.345" in gained
     assert "What fell most is shape = cross" in lost
@@ -252,7 +254,6 @@ def test_data_stay_data_inside_the_page(runs: list[Path], tmp_path: Path) -> Non
     assert "https://" not in page
 
 
-@pytest.mark.slow
 def test_before_and_after_stand_side_by_side(runs: list[Path], tmp_path: Path) -> None:
     files = write_pairs(read_run(runs[0]), tmp_path / "pairs", most=2)
     assert [file.name for file in files] == ["00-a-red-circle-moves-left.mp4", "01-a-blue-ring-on-a-navy-wall.mp4"]

@@ -182,7 +182,7 @@ def test_those_begin_early_that_overlap_and_share_neither_groups_nor_the_policys
         assert list(early.outcomes()) == ["as_list", "elsewhere"]
 
 
-def test_black_clips_at_all() -> None:
+def test_no_clips_at_all() -> None:
     """More ranks than micro-batches: one of them has nothing to hand on, and still answers with every part."""
     composite = CompositeReward([toy("mean_level", overlap=True), toy("as_list", weights={"length": 3.0})])
     with composite.early(FPS) as early:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sage_grpo.cli.main import main
-from sage_grpo.generation.files import ScoredVideo, score_videos, summarize, write_scores
+from sage_grpo.generation.files import ScoredVideo, judge, score_videos, summarize, write_scores
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.utils.video import write_mp4
 
@@ -64,6 +64,17 @@ def test_files_are_scored_at_their_own_fps_with_their_rows(folder, tmp_path):
     assert document["summary"]["level"]["mean"] == pytest.approx(summarize(list(rows.values()), "level")["mean"])
     assert [video["scores"]["level"] for video in document["videos"] if video["video"] == "broken.mp4"] == [None]
     assert not list((tmp_path / "out").glob("*.tmp"))
+
+
+def test_rewards_of_files_are_tried_with_the_rows_of_several(folder, monkeypatch):
+    rows = [ScoredVideo(f"{name}.mp4", name, {}) for name in "abc"]
+    tried = []
+    monkeypatch.setattr(
+        "sage_grpo.rewards.base.CompositeReward.try_out",
+        lambda self, text, *, others, **more: tried.append((text, others)) or "",
+    )
+    judge(SPECS[1:2], rows, "cpu")
+    assert tried == [("a", [("b", {}), ("c", {})])]
 
 
 def evaluate(videos: Path, prompts: str, rewards: str, *words: str) -> int:

@@ -225,9 +225,12 @@ def test_training_ends_with_its_report_and_clips_side_by_side(make_config, capsy
     assert [event["kind"] for event in read_events(out)] == ["start", "finish"]
     # What goes wrong with the page does not touch the command.
     monkeypatch.setattr("sage_grpo.tools.report.page.render", lambda data: 1 / 0)
+    begun: list[int] = []
+    monkeypatch.setattr("sage_grpo.callbacks.terminal.Terminal.start_at", lambda terminal, number: begun.append(number))
     with pytest.warns(UserWarning, match="ZeroDivisionError"):
         assert command(replace(config, iterations=2)) == 0
     assert (out / ".finished").read_text().strip() == "2"
+    assert begun == [1]
     assert [event["kind"] for event in read_events(out)] == ["start", "finish", "resume", "finish"]
 
 

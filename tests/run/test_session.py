@@ -18,6 +18,7 @@ from sage_grpo.cli.train import run
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.checkpoint import SaveFailed
 from sage_grpo.distributed.world import RankLost
+from sage_grpo.models.base import Abilities
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
@@ -94,9 +95,26 @@ def test_a_run_begins_with_its_noise_levels_and_says_which_clips_it_learns(train
     trainer.inputs, trainer.model = SimpleNamespace(examples=examples), SimpleNamespace(video="format")
     trainer.state.stream = SimpleNamespace(peek=lambda count: [])
     trainer.planner = SimpleNamespace(plan=lambda iteration, prompts: SimpleNamespace(groups=groups))
-    session._open_metrics(trainer, FoundRun("", {}, [], [], None), said, None).close()  # type: ignore[arg-type]
+    found = FoundRun("", {}, ["optimizer.lr", "seed"], ["a note"], None)
+    session._open_metrics(trainer, found, said, None).close()  # type: ignore[arg-type]
+    (event,) = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+    assert event["text"] == "a note changed: optimizer.lr, seed"
     assert (said.lines, cards) == ([("2 of 3 clips", None)], [(tmp_path, "format")])
     assert json.loads((tmp_path / "schedule.json").read_text()) == {"offset": 3}
+
+
+def test_the_header_counts_the_branches_of_guidance(trainer: Any, tmp_path: Path, monkeypatch) -> None:
+    said, told, asked = Said(), [], []
+    said.console.print = told.append
+    guided = Abilities(branches=lambda sigma, guidance: asked.append((sigma, guidance)) or 2)
+    trainer.model = SimpleNamespace(abilities=guided, device="cpu")
+    trainer.planner, trainer.dims, trainer.clip_range = SimpleNamespace(plan=lambda number, prompts: None), 3, 0.1
+    trainer.state.stream = SimpleNamespace(peek=lambda count: [])
+    monkeypatch.setattr(session, "foresee", lambda config, plan: plan)
+    monkeypatch.setattr(session, "evaluations_of", lambda config, plan, branches: branches(0.5))
+    monkeypatch.setattr(session, "plan_table", lambda config, plan, **named: named["evaluations"])
+    session._resume(trainer, tmp_path, FoundRun("", {}, [], [], None), said)  # type: ignore[arg-type]
+    assert (told, asked) == ([2], [(0.5, trainer.config.model.training_guidance)])
 
 
 ROW = {

@@ -32,7 +32,7 @@ def test_a_shifted_schedule_goes_strictly_from_one_to_zero(steps: int, shift: fl
 
 def test_pair_and_pairs_agree() -> None:
     schedule = Schedule.shifted(5, 3.0)
-    p, q = schedule.pairs()
+    p, q = schedule.sigmas[:-1], schedule.sigmas[1:]
     for index in range(5):
         assert schedule.pair(index) == (p[index], q[index])
     for index in (-1, 5):

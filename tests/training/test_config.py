@@ -39,6 +39,10 @@ CASES = [
     (f"{RAY} --rollout.staleness 1 --optimizer.max_kl 1", "older than that"),
     ("--optimizer.target_kl 0.1 --optimizer.max_kl 0.1", ""),
     ("--optimizer.target_kl 0.1 --optimizer.max_kl 0.09", "is below optimizer.target_kl"),
+    (
+        "--objective.kind awm --objective.old_decay 0.3 --objective.old_samples false --update.updates_per_rollout 2",
+        "need the rollout's weights",
+    ),
     ("--data.prompts starter_eval", "is held out"),
     ("--data.prompts starter --data.eval_prompts starter", "is what is trained on"),
     ("--model.train false", "model.train must be true"),

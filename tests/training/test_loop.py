@@ -10,9 +10,10 @@ import pytest
 
 from sage_grpo.callbacks.observers import UserCallbacks
 from sage_grpo.health.config import SentinelConfig
+from sage_grpo.training.evaluate import Evaluation
 from sage_grpo.training.events import Hooks, SentinelEvent, StopRequest
 from sage_grpo.training.guard import HealthGuard
-from sage_grpo.training.loop import Evaluated, Loop, Observer
+from sage_grpo.training.loop import Loop, Observer
 from sage_grpo.training.loss import Diverged
 from sage_grpo.training.trainer import Trainer
 from trainer_helpers import same, weights_of
@@ -25,11 +26,14 @@ class Noting(Observer):
     name: str
     log: Log
 
+    def shows(self, number: int) -> bool:
+        return self.name == "b" and number == 1
+
     def after(self, row: dict[str, float]) -> None:
         self.log.append((self.name, "after", *sorted(name for name in row if name.startswith("added/"))))
         row[f"added/{self.name}"] = 1.0
 
-    def evaluated(self, found: Evaluated) -> None:
+    def evaluated(self, found: Evaluation) -> None:
         self.log.append((self.name, "evaluated", found.best))
         found.best = True
 
@@ -71,8 +75,11 @@ def loop(make_config, make_trainer, tmp_path: Path):
 def test_observers_are_told_in_their_order_and_see_what_those_before_them_added(loop) -> None:
     log: Log = []
     run = loop(observers=[Noting("a", log), Noting("b", log)], points=[1], when=[1])
-    run.trainer.step, step = lambda: (log.append(("step",)), step())[1], run.trainer.step
+    shown: list[bool] = []
+    needed = lambda: shown.append(run.trainer.needs_clips(run.trainer.state.iteration))  # noqa: E731
+    run.trainer.step, step = lambda: (needed(), log.append(("step",)), step())[2], run.trainer.step
     assert run.run() is False
+    assert shown == [False, True, False]
     one = [("step",), ("a", "after"), ("b", "after", "added/a")]
     one += [("a", "evaluated", False), ("b", "evaluated", True), ("a", "saved", "000001"), ("b", "saved", "000001")]
     assert log[: len(one)] == one

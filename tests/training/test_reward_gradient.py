@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -85,9 +86,11 @@ def test_clips_that_are_decoded_together_are_differentiated_together(make_config
     ((members, alone),) = trainer.engine.differentiate(plan, rollout).items()
     trainer.engine.config = replace(config, model=replace(config.model, vae_slicing=False))
     pixels = trainer.model.pixels
-    monkeypatch.setattr(trainer.model, "pixels", lambda x, read: (rows.append(len(x)), pixels(x, read))[1])
+    there = []  # with the VAE on the device
+    monkeypatch.setattr(trainer.engine.vae, "decoding", lambda: nullcontext(there.append("VAE")))
+    monkeypatch.setattr(trainer.model, "pixels", lambda x, read: (rows.append((len(x), *there)), pixels(x, read))[1])
     found = trainer.engine.differentiate(plan, rollout)[members]
-    assert rows == [SIZE]
+    assert rows == [(SIZE, "VAE")]
     torch.testing.assert_close(found, alone, rtol=1e-3, atol=1e-6)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import av
 import pytest
@@ -65,17 +64,18 @@ def test_images_are_read_as_rgb(tmp_path) -> None:
         read_image(tmp_path / "no.png")
 
 
-def test_captions_in_any_script_are_written_or_said_to_be_missing(tmp_path, monkeypatch) -> None:
+def test_captions_are_written_with_a_font_of_their_letters(tmp_path, monkeypatch) -> None:
     from matplotlib import font_manager
 
-    assert video.font_of(["Ω naïve, Привет, سلام"]) == (font_manager.findfont("DejaVu Sans"), set())
+    usual = font_manager.findfont("DejaVu Sans")
+    wide = [font_manager.FontEntry(fname="cjk", name="Noto Sans CJK JP", style="normal")]
+    for faces, file in (([], usual), (wide, "cjk")):
+        monkeypatch.setattr(font_manager.fontManager, "ttflist", faces)
+        assert video.caption_font(["a cat", "猫"]) == file
+        assert video.caption_font(["Ω naïve, Привет, سلام"]) == usual
     assert video._line("a\nb\u200d\ufe0f") == "a b"
-    # A machine whose fonts have no Chinese.
-    own_face = [face for face in font_manager.fontManager.ttflist if face.name == "DejaVu Sans"]
-    monkeypatch.setattr(font_manager.fontManager, "ttflist", own_face)
-    assert video.font_of(["a cat 猫 here"])[1] == {"猫"}
-    with pytest.warns(UserWarning, match=r"no font of this machine has \(U\+732B"):
-        sheet = contact_sheet(tmp_path / "a.png", [smooth_clip()], ["a cat 猫 here"], cell=64)
+    monkeypatch.undo()
+    sheet = contact_sheet(tmp_path / "a.png", [smooth_clip()], ["a cat 猫 here"], cell=64)
     assert bool((read_image(sheet)[:24] < 100).any())
     assert read_image(sheet).shape == (24 + 64, 6 * 96 + 5 * 3, 3)  # twice as large
 
@@ -184,14 +184,3 @@ def test_sounds_are_resampled_and_pictures_are_read_in_pairs(tmp_path) -> None:
         video.read_pictures(a, c)
     with pytest.raises(FileNotFoundError, match="There is no image"):
         read_image(tmp_path / "none.png")
-
-
-def test_the_font_that_lacks_the_fewest_letters_is_taken(monkeypatch) -> None:
-    fonts = {"DejaVuSans.ttf": "ab ", "some": "ab 猫", "more": "ab 猫犬", "all": "ab 猫犬q"}
-    monkeypatch.setattr(video, "_letters_of", lambda file: frozenset(fonts[Path(file).name]))
-    from matplotlib import font_manager
-
-    faces = [font_manager.FontEntry(fname=name, name=name, style="normal") for name in ("more", "some")]
-    monkeypatch.setattr(font_manager.fontManager, "ttflist", faces)
-    assert Path(video.font_of(["a b"])[0]).name == "DejaVuSans.ttf"
-    assert video.font_of(["a 猫犬qr"]) == ("more", {"q", "r"})

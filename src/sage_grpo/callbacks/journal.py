@@ -11,7 +11,6 @@ a run that continues from an earlier checkpoint.
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 import warnings
@@ -20,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sage_grpo.utils.json_schema import is_number, parse_json, shown
+from sage_grpo.utils.json_schema import finite, is_number, parse_json, shown
 from sage_grpo.utils.safe_io import replacing
 
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
@@ -37,7 +36,7 @@ class Journal:
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Append a row; on disk before it returns. On a full disk it warns, and writes the row with the next one."""
-        row = {"iteration": iteration, **{name: _number(float(value)) for name, value in metrics.items()}}
+        row = {"iteration": iteration, **{name: finite(float(value)) for name, value in metrics.items()}}
         line = json.dumps(row).encode() + b"\n"
         whole = self.file.is_file() and self.file.stat().st_size == len(self.rows)
         self.rows += line
@@ -72,7 +71,7 @@ def reopen(file: Path, recorded: bytes | None) -> tuple[Journal, str]:
         damage, kept = "it is missing or empty", ""
         if content:
             wanted, lines = recorded.splitlines(keepends=True), content.splitlines(keepends=True)
-            first = next((n for n, line in enumerate(wanted) if lines[n : n + 1] != [line]), 0)
+            first = next((n for n, line in enumerate(wanted) if lines[n : n + 1] != [line]))
             damage = f"line {first + 1} of {len(wanted)} is not as the run wrote it"
             kept = f" The damaged file is kept in {_aside(file, 'damaged')}."
         notice = f"{file} was damaged ({damage}): its rows were restored from the checkpoint.{kept}"
@@ -87,7 +86,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
         if odd := _odd(row):
             warnings.warn(f"{file}, line {number} is not a row of a run and is left out: {odd}.", stacklevel=2)
         else:
-            rows.append({name: None if value is None else _number(value) for name, value in row.items()})
+            rows.append(finite(row))
     return rows
 
 
@@ -121,10 +120,6 @@ def _put(stream: Any, content: bytes) -> None:
     stream.write(content)
     stream.flush()
     os.fsync(stream.fileno())
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None  # JSON has no NaN
 
 
 def note(out: Path, kind: str, iteration: int, text: str) -> None:

@@ -21,6 +21,7 @@ from sage_grpo.callbacks import journal
 from sage_grpo.callbacks.metrics import Metrics, ShownClips, attempt
 from sage_grpo.callbacks.terminal import Terminal
 from sage_grpo.distributed import checkpoint
+from sage_grpo.training.evaluate import Evaluation
 from sage_grpo.training.events import (
     CallbackFailed,
     CheckpointEvent,
@@ -29,7 +30,7 @@ from sage_grpo.training.events import (
     IterationEvent,
     SentinelEvent,
 )
-from sage_grpo.training.loop import Evaluated, Observer, Saver
+from sage_grpo.training.loop import Observer, Saver
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import Sound
 from sage_grpo.utils.safe_io import replace_text
@@ -109,11 +110,11 @@ class MetricsWriter(Observer):
         self.terminal.iteration(number, row)
         self._report(self.trainer.scores.report)
 
-    def evaluated(self, found: Evaluated) -> None:
+    def evaluated(self, found: Evaluation) -> None:
         number = self.trainer.state.iteration
-        self.metrics.write(number, found.metrics)
-        self.terminal.evaluation(number, found.result.metrics)
-        self._report(found.result.report)
+        self.metrics.write(number, found.metrics | found.extra)
+        self.terminal.evaluation(number, found.metrics)
+        self._report(found.report)
 
     def health_event(self, event: SentinelEvent) -> None:
         text = f"{event.name}: {event.text}" if event.action == "warn" else event.text
@@ -145,12 +146,12 @@ class VideoSaver(Observer):
             sound = None if clips.sound is None else clips.sound[:most]
             self._save(f"rollout-{number:06d}", clips.videos[:most], clips.captions[:most], (), sound)
 
-    def evaluated(self, found: Evaluated) -> None:
-        trainer, result, number = self.trainer, found.result, self.trainer.state.iteration
-        if trainer.world.is_main and len(result.clips):
-            files = self._save(f"heldout-{number:06d}", result.clips, result.captions, result.rows, result.sound)
+    def evaluated(self, found: Evaluation) -> None:
+        trainer, number = self.trainer, self.trainer.state.iteration
+        if trainer.world.is_main and len(found.clips):
+            files = self._save(f"heldout-{number:06d}", found.clips, found.captions, found.rows, found.sound)
             fps = trainer.model.video.fps
-            self.metrics.show(number, ShownClips("held_out", result.clips, result.captions, fps, files))
+            self.metrics.show(number, ShownClips("held_out", found.clips, found.captions, fps, files))
 
     def _save(self, name: str, clips: Tensor, captions: Sequence[str], *content: Any) -> list[Path]:
         """Save clips, captions, rows and sound; a full disk is only a warning."""
@@ -168,8 +169,8 @@ class BestWeightsSaver(Observer):
     terminal: Terminal
     folder: Path
 
-    def evaluated(self, found: Evaluated) -> None:
-        state, total = self.trainer.state, found.result.metrics["eval/total"]
+    def evaluated(self, found: Evaluation) -> None:
+        state, total = self.trainer.state, found.metrics["eval/total"]
         if not total > state.best.get("score", float("-inf")):
             return
         if state.sentinel.doubts:
@@ -205,9 +206,8 @@ class UserCallbacks(Observer):
         event = IterationEvent(trainer.state.iteration, row, trainer.clips.videos, trainer.clips.captions)
         self._call(self.hooks.iteration, event)
 
-    def evaluated(self, found: Evaluated) -> None:
-        result = found.result
-        event = EvaluationEvent(self.trainer.state.iteration, result.metrics, result.clips, result.captions, found.best)
+    def evaluated(self, found: Evaluation) -> None:
+        event = EvaluationEvent(self.trainer.state.iteration, found.metrics, found.clips, found.captions, found.best)
         self._call(self.hooks.evaluation, event)
 
     def saved(self, folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 import threading
@@ -30,8 +29,7 @@ class Outlet:
     """An output stream that becomes silent, and does not end the run, if its other end is closed or its disk is full."""
 
     def __init__(self, stream: Any) -> None:
-        self._lost = stream is None  # the process was started without one
-        self._stream = io.StringIO() if stream is None else stream
+        self._stream = _silence() if stream is None else stream  # None: the process was started without one
         self.over = False  # after the run a logger may still write here, but its failures are not reported
 
     def __getattr__(self, name: str) -> Any:
@@ -47,23 +45,23 @@ class Outlet:
         self._call("flush")
 
     def isatty(self) -> bool:
-        return not self._lost and not self._stream.closed and self._stream.isatty()
+        return not self._stream.closed and self._stream.isatty()
 
     def _call(self, method: str, *text: str) -> None:
-        if self._lost:
-            return
         try:
             getattr(self._stream, method)(*text)
         except (OSError, ValueError) as error:
-            self._lost = True
+            lost, self._stream = self._stream, _silence()
             if self.over:
                 return
             with suppress(OSError, ValueError):  # its buffer must not fail at the end of the process
-                null = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(null, self._stream.fileno())
-                os.close(null)
-            name = getattr(self._stream, "name", "an output stream")
+                os.dup2(self._stream.fileno(), lost.fileno())
+            name = getattr(lost, "name", "an output stream")
             warnings.warn(f"{name} cannot be written any more ({error}): the run goes on without it.", stacklevel=3)
+
+
+def _silence() -> IO[str]:
+    return open(os.devnull, "w", encoding="utf-8")
 
 
 @contextmanager

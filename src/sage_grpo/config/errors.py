@@ -49,8 +49,7 @@ ALSO_CALLED = {
 def nearest_key(given: str, keys: Sequence[str]) -> str:
     """The nearest whole key, else the key of another program's name, else the nearest by its last part (people forget the prefix)."""
     given = given.lower().replace("-", "_")
-    near = nearest(given, keys, 0.8)
-    if near:
+    if near := nearest(given, keys, 0.8):
         return near
     tail = given.rsplit(".", 1)[-1]
     for key in keys:
@@ -80,24 +79,19 @@ def explain(message: str, options: type) -> str:
     place = ""
     for part in re.findall(r'Parser key "([\w.\[\]]+)"', message):  # of a group, then of a key in it
         place = f"{place}.{part}" if place and not part.startswith(place) else part
-    words = re.search(r"unrecognized arguments?: (.+)", message)
-    group = re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", message)
-    option = re.search(r"Option '([\w.+-]+)' is not accepted", message)
-    if group:
-        return _no_option(f"{group.group(1)}.{group.group(2)}", keys)
-    if option:
-        return _no_option(f"{place}.{option.group(1)}" if place else option.group(1), keys)
-    if words:
-        stray = re.search(r"--([\w.+-]+)", words.group(1))
-        if stray:
-            return _no_option(stray.group(1), keys)
-        word = words.group(1).split()[0]
+    if group := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", message):
+        return _no_option(f"{group[1]}.{group[2]}", keys)
+    if option := re.search(r"Option '([\w.+-]+)' is not accepted", message):
+        return _no_option(f"{place}.{option[1]}" if place else option[1], keys)
+    if words := re.search(r"unrecognized arguments?: (.+)", message):
+        if stray := re.search(r"--([\w.+-]+)", words[1]):
+            return _no_option(stray[1], keys)
+        word = words[1].split()[0]
         run = f" Did you mean --run {word}?" if "run" in keys and os.path.isfile(f"{word}/config.yaml") else ""
         return f"{word!r} belongs to no option: options are written --name value, lists --name [a, b].{run}"
-    missing = re.search(r"following arguments are required: (.+)", message)
-    if missing:
+    if missing := re.search(r"following arguments are required: (.+)", message):
         needed = []
-        for name in map(str.strip, missing.group(1).split(",")):
+        for name in map(str.strip, missing[1].split(",")):
             choices = get_args(kinds.get(name)) if get_origin(kinds.get(name)) is Literal else ()
             needed.append(f"--{name} is needed" + (f": one of {', '.join(choices)}." if choices else "."))
         return " ".join(needed)
@@ -120,24 +114,21 @@ def _no_option(name: str, keys: Sequence[str]) -> str:
 def _wrong_value(message: str, place: str) -> str:
     file = re.search(r"(?:File does not exist|Path is not a file|.*not readable): '(.+)'", message)
     if place == "config" and file:
-        return f"--config {file.group(1)}: there is no such file to read."
-    alone = re.search(r"argument (--[\w.]+): expected one argument", message)
-    if alone:
-        return f"{alone.group(1)} needs a value."
+        return f"--config {file[1]}: there is no such file to read."
+    if alone := re.search(r"argument (--[\w.]+): expected one argument", message):
+        return f"{alone[1]} needs a value."
     if not place:
         return ""
-    literal = re.search(r"Expected a (?:typing\.)?Literal\[(.+?)\]", message)
     got = re.search(r"(?:Got value|Given value): (.+)", message)
-    value = got.group(1).strip() if got else ""
-    if literal:
-        choices = [choice.strip(" '\"") for choice in literal.group(1).split(",")]
+    value = got[1].strip() if got else ""
+    if literal := re.search(r"Expected a (?:typing\.)?Literal\[(.+?)\]", message):
+        choices = [choice.strip(" '\"") for choice in literal[1].split(",")]
         return f"{place} must be one of {', '.join(choices)}, got {value!r}.{did_you_mean(value, choices, 0.5)}"
     kinds = [KINDS[kind] for kind in re.findall(r"Expected a <class '(\w+)'>", message) if kind in KINDS]
     if kinds:
         return f"{place} must be {' or '.join(dict.fromkeys(kinds))}, got {value!r}."
-    load = re.search(r"Unable to load config ['\"](.+?)['\"]", message)
-    if load:
-        return f"{place} is a group of options: --{place}.NAME value or {{NAME: value}}; got {load.group(1)!r}."
+    if load := re.search(r"Unable to load config ['\"](.+?)['\"]", message):
+        return f"{place} is a group of options: --{place}.NAME value or {{NAME: value}}; got {load[1]!r}."
     return ""
 
 

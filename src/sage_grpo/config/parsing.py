@@ -78,8 +78,7 @@ def parse(options: type[T], argv: Sequence[str], *, prog: str, defaults: T | Non
     parser = new_parser(options, prog, recipes, plain)
     try:
         values = parser.parse_args(_friendly(argv, options))
-        wrong = list(faults(options, values))  # here, because a part does not know its place in the whole
-        if wrong:
+        if wrong := list(faults(options, values)):  # here, because a part does not know its place in the whole
             raise ConfigError("\n".join(wrong))
         namespace = parser.instantiate_classes(values)
         return options(**{field.name: namespace[field.name] for field in dataclasses.fields(options)})  # type: ignore[arg-type]
@@ -308,7 +307,6 @@ def _fault_of_keys(node: Any, prefix: str = "") -> str:
         if key.tag == "tag:yaml.org,2002:bool":
             return f"has the key {key.value}, which YAML takes for true or false: put it in quotes ({key.value!r}: ...)"
         lines[name] = line
-        fault = _fault_of_keys(value, f"{name}.")
-        if fault:
+        if fault := _fault_of_keys(value, f"{name}."):
             return fault
     return ""

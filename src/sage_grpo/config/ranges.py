@@ -94,8 +94,7 @@ def ranged(kind: type[T]) -> type[T]:
     further = vars(kind).get("__post_init__")
 
     def post_init(self: T) -> None:
-        wrong = list(faults(type(self), self, f"{type(self).__name__}."))
-        if wrong:
+        if wrong := list(faults(type(self), self, f"{type(self).__name__}.")):
             raise ValueError("\n".join(wrong))
         if further is not None:
             further(self)
@@ -106,8 +105,7 @@ def ranged(kind: type[T]) -> type[T]:
 
 def refuse(subject: str, reasons: Mapping[str, bool]) -> None:
     """Raise a ValueError with the reasons that hold why `subject` does not go with the rest of a configuration."""
-    wrong = [reason for reason, holds in reasons.items() if holds]
-    if wrong:
+    if wrong := [reason for reason, holds in reasons.items() if holds]:
         raise ValueError(f"{subject} does not go with {'; nor with '.join(wrong)}.")
 
 

@@ -30,7 +30,7 @@ class MicroBatch:
 
 
 def deal(
-    num_groups: int, group_size: int, micro_batch: int, *, world_size: int = 1, apart: bool = False
+    num_groups: int, group_size: int, micro_batch: int, *, world_size: int, apart: bool = False
 ) -> tuple[tuple[MicroBatch, ...], ...]:
     """The micro-batches of every data-parallel rank; with `apart`, each holds one group only."""
     if min(num_groups, group_size, micro_batch) < 1:

@@ -245,10 +245,8 @@ def prune(root: Path, keep: int, newest: int, spare: int | None = None) -> None:
 
 
 def _fingerprint(file: Path, *, sync: bool = False) -> dict[str, Any]:
-    digest = hashlib.blake2b(digest_size=16)
     with regular(file).open("rb") as stream:
-        while block := stream.read(1 << 22):
-            digest.update(block)
+        digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16))
         if sync:
             os.fsync(stream.fileno())
     return {"bytes": file.stat().st_size, "blake2b": digest.hexdigest()}

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -98,38 +98,28 @@ def shard(
     sizes["weights"] = world.layout.weight_shards
     kind = "cpu" if world.device is None else world.device.type
     mesh = init_device_mesh(kind, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    sharded = tuple(_shard(network, blocks, spec, mesh, compute, set(keep)) for network, blocks in networks)
-    return Engine(world=world, networks=sharded, sync_every_pass=spec.sync_every_pass)
-
-
-def _shard(
-    network: nn.Module,
-    blocks: Sequence[nn.Module],
-    spec: ParallelSpec,
-    mesh: DeviceMesh,
-    compute: torch.dtype | None,
-    keep: set[nn.Parameter],
-) -> FSDPModule:
-    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if spec.cpu_offload else OffloadPolicy()
+    keep = set(keep)
+    offload = CPUOffloadPolicy(pin_memory=kind == "cuda") if spec.cpu_offload else OffloadPolicy()
     # Inputs are left alone: timesteps must not be rounded, and autocast or the adapter has the tokens' dtype in hand.
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
     wrap = partial(fully_shard, mesh=mesh, mp_policy=precision, offload_policy=offload, ignored_params=keep)
     # FSDP warns of networks that return views, because changing them in place would be wrong; no caller does.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    before: FSDPModule | None = None
-    for block in blocks:
-        sharded = wrap(block, reshard_after_forward=spec.reshard)
-        if before is not None:
-            # By default FSDP goes by the order of the forward passes, which it forgets after the first of guidance's two branches.
-            sharded.set_modules_to_backward_prefetch([before])
-        before = sharded
-    root = wrap(network, reshard_after_forward=True)
-    # FSDP moves only what it shards.
-    for tensor in (*network.buffers(), *(p for p in network.parameters() if p in keep)):
-        tensor.data = tensor.data.to(mesh.device_type)
-    offloaded = spec.cpu_offload and mesh.device_type != "cpu"
-    network.register_forward_hook(partial(_after_forward, offloaded))
-    return root
+    roots = []
+    for network, blocks in networks:
+        before: FSDPModule | None = None
+        for block in blocks:
+            sharded = wrap(block, reshard_after_forward=spec.reshard)
+            if before is not None:
+                # By default FSDP goes by the order of the forward passes, which it forgets after the first of guidance's two branches.
+                sharded.set_modules_to_backward_prefetch([before])
+            before = sharded
+        roots.append(wrap(network, reshard_after_forward=True))
+        # FSDP moves only what it shards.
+        for tensor in (*network.buffers(), *(p for p in network.parameters() if p in keep)):
+            tensor.data = tensor.data.to(mesh.device_type)
+        network.register_forward_hook(partial(_after_forward, spec.cpu_offload and kind != "cpu"))
+    return Engine(world=world, networks=tuple(roots), sync_every_pass=spec.sync_every_pass)
 
 
 def _after_forward(

@@ -143,8 +143,7 @@ class Heartbeat:
             time.sleep(INTERVAL / 4)
         lost = self._store_lost
         # The first to give up watched for longer than this before it took the store away.
-        silent = self._silent(alive_from if lost is None else lost - 3 * INTERVAL)
-        if silent:
+        if silent := self._silent(alive_from if lost is None else lost - 3 * INTERVAL):
             return LOST.format(", ".join(f"rank {other} (last seen at: {self._seen[other].where})" for other in silent))
         if lost is not None:
             return "The process that hosts the rendezvous (rank 0, or torchrun on the first node) is gone."

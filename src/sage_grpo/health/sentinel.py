@@ -33,6 +33,7 @@ from sage_grpo.health.evidence import (
     weighted,
 )
 from sage_grpo.rewards.base import CompositeReward
+from sage_grpo.utils import json_schema
 
 WATCHED = (
     "reward/total", "reward/group_std", "reward/failed", "ratio/mean", "ratio/largest_log", "ratio/first_log",
@@ -287,8 +288,8 @@ class Sentinel:
     def state_dict(self) -> dict[str, Any]:
         state = {
             **{name: getattr(self, name) for name in STATE},
-            "start": [_plain(row) for row in self.start],
-            "recent": [_plain(row) for row in self.recent],
+            "start": json_schema.finite(self.start),
+            "recent": json_schema.finite(self.recent),
             "parts": self.parts.state_dict(),
             "looks": [asdict(one) for one in self.remembered],
         }
@@ -311,11 +312,6 @@ class Sentinel:
         self.load_state_dict(state)
         self.rollbacks, self.brake, self.good = done
         self.streaks = {}
-
-
-def _plain(row: Row) -> dict[str, float | None]:
-    """JSON has no NaN."""
-    return {name: value if value is not None and math.isfinite(value) else None for name, value in row.items()}
 
 
 def _agreements(state: Mapping[str, Sequence[Any]]) -> dict[str, Agreement]:

@@ -69,8 +69,7 @@ class Experts:
     ) -> tuple[dict[str, dict[str, Tensor]], lora.Merge]:
         """Write the LoRAs of the trained transformers, or, with `whole`, return their merged weights and the rounding of the merge. `weights`
         replaces parameters by name."""
-        unknown = weights.keys() - self.parameters().keys()
-        if unknown:
+        if unknown := weights.keys() - self.parameters().keys():
             raise ModelError(f"save: the network has no parameter {sorted(unknown)[0]} ({len(unknown)} unknown names).")
         states, merge = {}, lora.Merge()
         for component, transformer in self.trained.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,10 +23,10 @@ from sage_grpo.models.experts import Experts, prepare_training, trained_componen
 from sage_grpo.models.guidance import Guidance, check_guidance, read_guidance, run_both, warn_if_distilled
 from sage_grpo.models.network.attention import Shape, checked_backend, choose_backend, set_backend
 from sage_grpo.models.network.blocks import compile_blocks, keep_activations
-from sage_grpo.models.network.gradients import empty
-from sage_grpo.models.network.inputs import LatentGrid, choose_video, first_given, in_equal_batches
-from sage_grpo.models.schedulers import StockSchedule, check_scheduler, scheduler_shift
+from sage_grpo.models.network.inputs import LatentGrid, choose_video, empty, first_given, in_equal_batches
+from sage_grpo.models.schedulers import SchedulerSolver, check_scheduler, own_sigmas, prepared, scheduler_shift
 from sage_grpo.models.spec import ModelSpec, explicit_sigmas
+from sage_grpo.samplers.solvers import Solver
 from sage_grpo.types import Conditioning, Keep, VideoSpec
 
 IMAGE = VideoSpec(frames=1, height=1024, width=1024, fps=1.0)  # default format of models of images
@@ -58,7 +57,6 @@ class Traits:
     lora_targets: tuple[str, ...]  # modules that a LoRA adapts by default
     encoders: tuple[str, ...]  # components that only encoding needs; they load on demand
     codec: type[Codec] = Codec  # the use of its VAE
-    schedule: type[StockSchedule] = StockSchedule  # the use of its scheduler
     read_here: tuple[str, ...] = ()  # components that the family reads itself
     decoders: tuple[str, ...] = ("vae",)  # components that make a clip of latents
     inputs: Mapping[str, str] = field(default_factory=dict)
@@ -85,7 +83,7 @@ class Traits:
 
 class FamilyModel(ABC):
     """A VelocityModel around the components of a stock diffusers pipeline. Subclasses implement `_grid`, `_encode` and `_forward`, and replace the
-    hooks that differ. What a pipeline does with its VAE and its scheduler are objects of their own, which `traits` names: `codec` and `schedule`."""
+    hooks that differ. What a pipeline does with its VAE is an object of its own, which `traits` names: `codec`."""
 
     traits: Traits
 
@@ -107,11 +105,7 @@ class FamilyModel(ABC):
         )
         check_scheduler(folder, index, even=traits.even_sigmas, dynamic=traits.dynamic_shift)
         check_guidance(spec, folder, index)
-        for option, (least, most) in traits.whole.items():
-            value = spec.options.get(option, least)
-            if not least <= value <= most or value != int(value):
-                end = "" if most == math.inf else f" to {most}"
-                raise ModelError(f"model.options {option} is a whole number from {least}{end}, got {value:g}.")
+        spec.family_options(traits.options, traits.whole)
         cls._check(folder, index)
         experts = index.get("boundary_ratio") is not None
         adapters = [lora.find_adapter(adapter, experts=experts) for adapter in spec.adapters]
@@ -134,7 +128,7 @@ class FamilyModel(ABC):
         device: str | torch.device | None = None,
     ) -> None:
         self.spec, self.folder, self.index, self.pipe = spec, folder, dict(index), pipe
-        self.options = spec.family_options(self.traits.options)
+        self.options = spec.family_options(self.traits.options, self.traits.whole)
         self.text_tokens = self.traits.text_tokens  # tokens of a prompt, for estimates of cost
         self.choices: dict[str, str] = {}
         """Decisions while loading with their reasons, and the result of merging a LoRA, as text for the user."""
@@ -244,7 +238,7 @@ class FamilyModel(ABC):
             choices=self.choices,
             network_at=self.experts.at,
             branches=self.branches,
-            solver=self.schedule.solver,
+            solver=self.solver,
             pixels=self.codec.pixels,
             encoder=self.codec,
         )
@@ -252,10 +246,6 @@ class FamilyModel(ABC):
     @property
     def codec(self) -> Codec:
         return self.traits.codec(self)
-
-    @property
-    def schedule(self) -> StockSchedule:
-        return self.traits.schedule(self)
 
     def latent_shape(self) -> tuple[int, ...]:
         return self.grid.latents(self.video)
@@ -301,7 +291,20 @@ class FamilyModel(ABC):
     def sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
         if self.spec.sigmas:
             return explicit_sigmas(self.spec.sigmas, num_steps, shift)
-        return self.schedule.sigmas(num_steps, shift)
+        shift = self.shift_of(num_steps) if shift is None else shift
+        return own_sigmas(self.pipe.scheduler, num_steps, shift, even=self.traits.even_sigmas)
+
+    def shift_of(self, num_steps: int) -> float:
+        """The default shift of a schedule of so many steps; that of FLUX.2's pipelines depends on their number."""
+        return self.shift
+
+    def solver(self, num_steps: int, shift: float | None = None) -> Solver:
+        if self.spec.sigmas:
+            raise ModelError(
+                'solver "checkpoint" has its own grid, and model.sigmas states another: use solver "euler".'
+            )
+        shift = self.shift_of(num_steps) if shift is None else shift
+        return SchedulerSolver(prepared(self.pipe.scheduler, num_steps, shift, even=self.traits.even_sigmas))
 
     def velocity(
         self,

@@ -306,8 +306,7 @@ def _check_configuration(header: Header, file: Path) -> None:
 
 
 def _refuse_broken(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    broken = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
-    if broken:
+    if broken := [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]:
         raise ModelError(f'"{folder}": {broken[0]} holds NaN or infinity. Give another export or checkpoint.')
 
 

@@ -93,17 +93,15 @@ def _check_finite(model: VelocityModel, x: Tensor, step: int) -> None:
 
 
 def build_solver(model: VelocityModel, name: SolverName, num_steps: int, shift: float | None = None) -> Solver:
-    if name in ("euler", "ab2"):
+    if name != "checkpoint":
         return GridSolver(Schedule(model.sigmas(num_steps, shift)), name)
-    if name == "checkpoint":
-        solver = abilities(model).solver
-        if solver is None:
-            raise ModelError(
-                f'solver "checkpoint" needs a model that brings one, and {type(model).__name__} has no ability '
-                '`solver(num_steps, shift)`. Use solver "euler".'
-            )
-        return solver(num_steps, shift)
-    raise ModelError(f'solver "{name}" is unknown: use euler, ab2 or checkpoint.')
+    solver = abilities(model).solver
+    if solver is None:
+        raise ModelError(
+            f'solver "checkpoint" needs a model that brings one, and {type(model).__name__} has no ability '
+            '`solver(num_steps, shift)`. Use solver "euler".'
+        )
+    return solver(num_steps, shift)
 
 
 @torch.no_grad()

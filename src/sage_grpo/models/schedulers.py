@@ -14,7 +14,7 @@ from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import component_class, in_words
 from sage_grpo.models.checkpoints.files import read_json
 from sage_grpo.samplers.schedule import Schedule
-from sage_grpo.samplers.solvers import Solver, Velocity
+from sage_grpo.samplers.solvers import Velocity
 from sage_grpo.utils.pretrained import check_config
 
 SHIFT = {
@@ -52,8 +52,7 @@ def check_scheduler(folder: Path, index: Mapping[str, Any], *, even: bool, dynam
     """Refuse, before any weights load, a scheduler whose sampling would silently differ from the stock pipeline's. `dynamic`: the pipeline passes mu,
     which depends on the number of tokens; only FlowMatchEuler takes it with and without use."""
     class_name = index["scheduler"][1]
-    supported = [name for name in SHIFT if name in TAKES_MU or not dynamic]
-    supported = [name for name in supported if not even or name in TAKES_SIGMAS]
+    supported = TAKES_MU if dynamic else TAKES_SIGMAS if even else tuple(SHIFT)
     if class_name not in supported:
         raise ModelError(
             f'The scheduler of "{folder}" is a {class_name}; supported are {", ".join(supported)}. Save the pipeline with one '
@@ -121,31 +120,6 @@ def own_sigmas(scheduler: Any, num_steps: int, shift: float, *, even: bool) -> T
     # UniPC starts at 1 - 1e-6 to keep its own logarithms finite; the sample starts as pure noise all the same, and
     # kernels handle exactly 1.
     return torch.where(sigmas > 1 - 2e-6, 1.0, sigmas)
-
-
-class StockSchedule:
-    """A view of a FamilyModel: its scheduler, as the stock pipeline uses it."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    def shift(self, num_steps: int) -> float:
-        """The default shift of a schedule of so many steps; that of FLUX.2's pipelines depends on their number."""
-        return self.model.shift
-
-    def sigmas(self, num_steps: int, shift: float | None = None) -> Tensor:
-        shift = self.shift(num_steps) if shift is None else shift
-        return own_sigmas(self.model.pipe.scheduler, num_steps, shift, even=self.model.traits.even_sigmas)
-
-    def scheduler(self, num_steps: int, shift: float) -> Any:
-        return prepared(self.model.pipe.scheduler, num_steps, shift, even=self.model.traits.even_sigmas)
-
-    def solver(self, num_steps: int, shift: float | None = None) -> Solver:
-        if self.model.spec.sigmas:
-            raise ModelError(
-                'solver "checkpoint" has its own grid, and model.sigmas states another: use solver "euler".'
-            )
-        return SchedulerSolver(self.scheduler(num_steps, self.shift(num_steps) if shift is None else shift))
 
 
 class SchedulerSolver:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from types import ModuleType
@@ -181,11 +182,19 @@ class ModelSpec:
                 "it out, or use a GPU."
             )
 
-    def family_options(self, known: Mapping[str, float | None]) -> dict[str, float | None]:
+    def family_options(
+        self, known: Mapping[str, float | None], whole: Mapping[str, tuple[int, float]]
+    ) -> dict[str, float | None]:
+        """Options of a family with their defaults; `whole` are those that are whole numbers, with the least and the most."""
         for name in self.options:
             if name not in known:
                 hint = did_you_mean(name, known) or f" It has {', '.join(known) or 'none'}."
                 raise ModelError(f'model.options: this family has no option "{name}".{hint}')
+        for name, (least, most) in whole.items():
+            value = self.options.get(name, least)
+            if not least <= value <= most or value != int(value):
+                end = "" if most == math.inf else f" to {most}"
+                raise ModelError(f"model.options {name} is a whole number from {least}{end}, got {value:g}.")
         return {**known, **self.options}
 
     def check_named(self) -> None:

@@ -99,7 +99,7 @@ def nft_loss(
     beta: float,
     sigma: float,
     weight: Weighting = "uniform",
-    saturation: float = 1.0,
+    saturation: float,
 ) -> LossTerms:
     """s (r w+ |v+ - u|^2 + (1 - r) w- |v- - u|^2) / beta, a mean over dimensions, with v+ = (1 - beta) v_old + beta v and v- = (1 + beta) v_old -
     beta v; u = eps - x0 is the target, s the saturation of r. The factor s / beta makes the learning rate mean the same for every beta and s.

@@ -35,7 +35,9 @@ class Preference(NoisedClips):
         )
 
     def partner_excess(self, velocity: Tensor, reference: Tensor, target: Tensor) -> Tensor:
-        return excess_error(velocity, reference, target)
+        """|v - u|^2 - |v_ref - u|^2 per sample, a mean over dimensions; u is the target. Negative where the policy predicts the clip better than
+        the reference does. Written as a product, which is exactly 0 at the reference and loses no digits beside it."""
+        return ((velocity - reference) * (velocity + reference - 2.0 * target)).flatten(1).mean(1)
 
     def choose(self, advantages: Sequence[float], valid: Sequence[bool], batch: BatchOptions) -> list[tuple[int, ...]]:
         return [*best_against_worst(advantages, valid, batch.pairs)]
@@ -51,12 +53,6 @@ class Preference(NoisedClips):
                 region.uses_stepwise or not region.uses_anchor
             ),
         }
-
-
-def excess_error(v: Tensor, v_ref: Tensor, target: Tensor) -> Tensor:
-    """|v - u|^2 - |v_ref - u|^2 per sample, a mean over dimensions; u is the target. Negative where the policy predicts the clip better than
-    the reference does. Written as a product, which is exactly 0 at the reference and loses no digits beside it."""
-    return ((v - v_ref) * (v + v_ref - 2.0 * target)).flatten(1).mean(1)
 
 
 def dpo_lead(excess: Tensor, partner: Tensor, side: Tensor, *, beta: float) -> Tensor:

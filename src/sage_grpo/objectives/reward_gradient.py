@@ -8,7 +8,6 @@ from random import Random
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from sage_grpo.objectives.base import (
     LossTerms,
@@ -30,7 +29,8 @@ class RewardGradient(OdeObjective):
 
     def loss(self, step: ReplayedStep) -> LossTerms:
         assert step.reward_gradient is not None
-        return first_order(step.velocity, step.reward_gradient, step.length)
+        v = step.velocity
+        return without_ratio(-step.length * (step.reward_gradient.to(v.device) * v).flatten(1).sum(1))
 
     def scale(self, dims: int) -> float:
         """1: a reward is of order 1 at any size."""
@@ -69,8 +69,3 @@ class RewardGradient(OdeObjective):
             ),
             "surrogate.centred or kl_mask: there is no ratio, leave them out": self.needs_velocity_old,
         }
-
-
-def first_order(v: Tensor, reward_gradient: Tensor, length: float) -> LossTerms:
-    """Minus the first-order reward of a step's velocity: -length <dR/dx_next, v>."""
-    return without_ratio(-length * (reward_gradient.to(v.device) * v).flatten(1).sum(1))

@@ -6,21 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from sage_grpo.objectives.advantage import best
 from sage_grpo.objectives.base import BatchOptions, LossTerms, NoisedClips, ReplayedStep, RunOptions, without_ratio
 
 
 @dataclass(frozen=True)
 class Supervised(NoisedClips):
-    """|v - u|^2 of the chosen clips; u = eps - x0 is the target."""
+    """|v - u|^2 of the chosen clips, a mean over dimensions; u = eps - x0 is the target."""
 
     chooses: ClassVar[bool] = True
     given_clips: ClassVar[int] = 1
 
     def loss(self, step: ReplayedStep) -> LossTerms:
-        return matching_loss(step.velocity, step.x_next)
+        return without_ratio((step.velocity - step.x_next).square().flatten(1).mean(1))
 
     def choose(self, advantages: Sequence[float], valid: Sequence[bool], batch: BatchOptions) -> list[tuple[int, ...]]:
         return [(place,) for place in best(advantages, valid, batch.best)]
@@ -34,8 +32,3 @@ class Supervised(NoisedClips):
             "surrogate.centred or kl_mask: there is no ratio, leave them out": self.needs_velocity_old,
             f"trust_region.mode {mode}: there is no old policy, set none, fixed or moving": config.trust_region.uses_stepwise,
         }
-
-
-def matching_loss(v: Tensor, target: Tensor) -> LossTerms:
-    """|v - u|^2 per sample, a mean over dimensions: flow matching."""
-    return without_ratio((v - target).square().flatten(1).mean(1))

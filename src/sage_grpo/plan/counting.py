@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from sage_grpo.models.family import FamilyModel
-from sage_grpo.models.network.gradients import empty
+from sage_grpo.models.network.inputs import empty
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention
 SPACED = 32  # Z-Image pads a text to a multiple of this many tokens

@@ -214,8 +214,7 @@ class KernelSpec:
     def __post_init__(self) -> None:
         if ":" in self.name:
             return  # the kernel's code may be missing where a configuration is only read
-        fault = unfit_eta(self.name, self.eta)
-        if fault:
+        if fault := unfit_eta(self.name, self.eta):
             raise ValueError(fault)
         if "eta" in type_hints(find_kernel(self.name)) and self.eta > LARGE_ETA:
             warnings.warn(
@@ -234,8 +233,7 @@ class KernelSpec:
         if grid is not None:
             given |= {"first": float(grid.sigmas[0]), "second": float(grid.sigmas[1])}
         options = {name: given[name] for name in type_hints(kind) if given.get(name) is not None}
-        wrong = list(faults(kind, options, "kernel."))
-        if wrong:
+        if wrong := list(faults(kind, options, "kernel.")):
             raise ValueError(f"{wrong[0]} That is the range of {self.name}.")
         return kind(**options)
 

@@ -61,9 +61,6 @@ class Schedule:
             raise IndexError(f"Step {index} does not exist: the schedule has steps 0 to {self.num_steps - 1}.")
         return self.sigmas[index], self.sigmas[index + 1]
 
-    def pairs(self) -> tuple[Tensor, Tensor]:
-        return self.sigmas[:-1], self.sigmas[1:]
-
     def exploring(self, steps: Sequence[bool], *, deterministic_last: bool = False) -> Schedule:
         """The same grid with other stochastic steps; `deterministic_last` makes a step that ends at sigma = 0 an ODE step."""
         flags = list(steps)

@@ -45,7 +45,7 @@ def overfull(kernel: Kernel, schedule: Schedule) -> list[int]:
 
 def swallowed(kernel: Kernel, schedule: Schedule) -> list[int]:
     """The steps, before the very last, in which the kernel has no noise: those above a clamp."""
-    sigma, sigma_next = schedule.pairs()
+    sigma, sigma_next = schedule.sigmas[:-1], schedule.sigmas[1:]
     return ((kernel(sigma, sigma_next).std == 0) & (sigma_next > 0)).nonzero()[:, 0].tolist()
 
 

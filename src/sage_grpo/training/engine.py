@@ -130,7 +130,7 @@ class RolloutEngine:
         return learned(self.policy(first), first), tuple(conditions[group] for group in rows)
 
     def judge(self, rollout: Rollout, plan: Plan, *, whole: bool = True) -> ScoredClips:
-        """Decode and score this process's clips; `whole` decodes all frames, for observers that need full clips."""
+        """Decode and score this process's clips; `whole` decodes also what no reward reads, for observers."""
         with self.reward.early(self.model.video.fps) as early:
             with self.clock("decode"):
                 videos = self.decode(rollout, early, plan.prompts, whole=whole)
@@ -143,7 +143,7 @@ class RolloutEngine:
     def decode(
         self, rollout: Rollout, early: AsyncScoring | None = None, prompts: Sequence[Prompt] = (), *, whole: bool = True
     ) -> Tensor:
-        """The clips that this process scores, uint8; black where nothing reads them and they are not wanted `whole`. Asynchronous rewards
+        """The clips that this process scores, uint8; black where no reward reads them, unless `whole`. Asynchronous rewards
         (`early`) get each micro-batch as soon as it is decoded."""
         mine = self._mine(rollout)
         tick = self.clock.ticker(len(mine))

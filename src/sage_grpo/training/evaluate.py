@@ -24,7 +24,7 @@ from sage_grpo.training.scoring import Scores, black_clips, check_groups, score_
 from sage_grpo.types import Conditioning, Sound
 
 
-@dataclass(frozen=True)
+@dataclass
 class Evaluation:
     """Scores of a model on held-out prompts."""
 
@@ -41,6 +41,10 @@ class Evaluation:
     failed), and `clip`, its place in `clips` (None where it is not among them)."""
     sound: Sound | None = None
     """Sound of `clips`, if they have any."""
+    extra: dict[str, float] = field(default_factory=dict)
+    """The sentinel's metrics, and the duration in seconds."""
+    best: bool = False
+    """True if its weights are the best so far: set by the observer that keeps the best."""
 
 
 def evaluate(

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -17,28 +17,17 @@ from sage_grpo.training.loss import Diverged
 from sage_grpo.training.trainer import Trainer
 
 
-@dataclass
-class Evaluated:
-    """A finished evaluation for observers."""
-
-    result: Evaluation
-    metrics: dict[str, float]
-    """Its scores, the sentinel's metrics, and its duration in seconds."""
-    best: bool = False
-    """True if its weights are the best so far: set by the observer that keeps the best."""
-
-
 class Observer:
     """Receives the events of a run, on all ranks alike and in the same order; a subclass overrides those that it needs."""
 
     def shows(self, number: int) -> bool:
-        """True if it needs full clips in the next iteration, after `number`: only then are they decoded whole."""
+        """True if it needs the clips of the next iteration, after `number`; otherwise they are decoded only if rewards read them."""
         return False
 
     def after(self, row: dict[str, float]) -> None:
         """An iteration is complete; the row may be added to."""
 
-    def evaluated(self, found: Evaluated) -> None:
+    def evaluated(self, found: Evaluation) -> None:
         """An evaluation is complete."""
 
     def saved(self, folder: Path) -> None:
@@ -130,8 +119,7 @@ class Loop:
         trainer = self.trainer
         result = (self.evaluation or trainer.evaluate)(self._leave_if_asked)
         trainer.state.evaluated = trainer.state.iteration
-        seen = self.guard.see_evaluation(result.rows)
-        found = Evaluated(result, {**result.metrics, **seen, **trainer.clock.report()})
+        found = replace(result, extra=self.guard.see_evaluation(result.rows) | trainer.clock.report())
         for observer in self.observers:
             observer.evaluated(found)
 

@@ -37,9 +37,9 @@ class Planner:
     ranks: int = 1
     network: Callable[[float], int] = field(default=lambda sigma: 0)
     """The network that runs at sigma (models/base.py)."""
-    _trainable: dict[tuple[bool, ...], list[int]] = field(default_factory=dict, init=False, repr=False)
-    """Trainable steps of the windows asked for so far, as a cache: all groups use a few windows."""
-    _schedules: dict[tuple[bool, ...], tuple[Schedule, int]] = field(default_factory=dict, init=False, repr=False)
+    _windows: dict[tuple[bool, ...], tuple[list[int], Schedule, int]] = field(
+        default_factory=dict, init=False, repr=False
+    )
     _squares: dict[tuple[int, ...], list[float]] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
@@ -123,17 +123,29 @@ class Planner:
 
     def trainable(self, flags: Sequence[bool]) -> list[int]:
         """The steps with noise whose velocity depends on the trainable parameters, in the run's own grid."""
-        key = tuple(flags)
-        if key not in self._trainable:
-            schedule = self._exploring(flags)
-            self._trainable[key] = [
-                step
-                for step, flag in enumerate(schedule.stochastic)
-                if flag
-                and float(self.kernel(*schedule.pair(step)).std) > 0
-                and self.trains(float(schedule.sigmas[step]))
-            ]
-        return list(self._trainable[key])
+        return list(self._window(tuple(flags))[0])
+
+    def _window(self, flags: tuple[bool, ...]) -> tuple[list[int], Schedule, int]:
+        """Of a window its trainable steps, its schedule, and the offset of that in the run's own grid. A cache: all groups use a few windows."""
+        if flags in self._windows:
+            return self._windows[flags]
+        rollout, offset = self.config.rollout, 0
+        schedule = explore(self.grid, flags, self.kernel, rollout.deterministic_last)
+        noisy = [
+            step
+            for step, flag in enumerate(schedule.stochastic)
+            if flag and float(self.kernel(*schedule.pair(step)).std) > 0
+        ]
+        steps = [step for step in noisy if self.trains(float(schedule.sigmas[step]))]
+        if steps:
+            first, stop = schedule.exploring_range()
+            after = rollout.after_steps
+            if rollout.after_fraction < 1 and stop < schedule.num_steps:
+                after = max(1, round(rollout.after_fraction * (schedule.num_steps - stop)))
+            schedule = schedule.around(rollout.before_steps, after)
+            offset = first - schedule.exploring_range()[0]
+        self._windows[flags] = steps, schedule, offset
+        return self._windows[flags]
 
     def candidates(self) -> list[int]:
         window, steps = self.config.rollout.window, self.config.rollout.steps
@@ -168,18 +180,14 @@ class Planner:
         wanted = self.config.rollout.window.covered(self.config.rollout.steps)
         return left_out(self.grid, wanted, self.kernel, self.config.rollout.deterministic_last)
 
-    def _exploring(self, flags: Sequence[bool]) -> Schedule:
-        return explore(self.grid, flags, self.kernel, self.config.rollout.deterministic_last)
-
     def _group(self, index: int, prompt: Prompt, flags: Sequence[bool], iteration: int) -> Group:
-        rollout, steps = self.config.rollout, self.trainable(flags)
+        steps, schedule, offset = self._window(tuple(flags))
         if not steps:
             raise ValueError(
                 "No step of the rollout can be trained: kernel.eta is 0, or the window only covers deterministic steps. "
                 f"Set kernel.eta > 0 (0.3 to 0.7). {self._why()}"
             )
-        schedule, offset = self._placed(flags)
-        own = f"/{index}" if rollout.window.kind == "drawn" else ""
+        own = f"/{index}" if self.config.rollout.window.kind == "drawn" else ""
         parts = self._choose(steps, random.Random(f"steps/{self.config.seed}/{iteration}{own}"))
         trained = tuple(tuple(step - offset for step in part) for part in parts)
         probe = self._kl_probe(index, offset, trained, iteration) if self.config.optimizer.measures_kl else None
@@ -188,19 +196,6 @@ class Planner:
     def _why(self) -> str:
         left = self.unexplored()
         return f"{left[0].upper()}{left[1:]}. {LOOK}" if left else LOOK
-
-    def _placed(self, flags: Sequence[bool]) -> tuple[Schedule, int]:
-        rollout, key = self.config.rollout, tuple(flags)
-        if key not in self._schedules:
-            schedule = self._exploring(flags)
-            first, stop = schedule.exploring_range()
-            after = rollout.after_steps
-            if rollout.after_fraction < 1 and stop < schedule.num_steps:
-                after = max(1, round(rollout.after_fraction * (schedule.num_steps - stop)))
-            schedule = schedule.around(rollout.before_steps, after)
-            offset = first - schedule.exploring_range()[0]
-            self._schedules[key] = schedule, offset
-        return self._schedules[key]
 
     def _kl_probe(self, index: int, offset: int, trained: Sequence[Sequence[int]], iteration: int) -> KlProbe:
         """A trained step for measuring the KL, drawn in proportion to its squared sensitivity; the groups' draws are evenly spaced."""

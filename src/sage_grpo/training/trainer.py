@@ -6,7 +6,6 @@ Given clips (data.clips) replace the rollout by their latents, and rewards by th
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -74,31 +73,26 @@ class Trainer:
             config, self.model, self.reward, world=self.world, clock=self.clock, examples=inputs.examples is not None
         )
         self.planner = self.engine.planner
-        self.dims = sum(part.dims for part in self.engine.parts) or math.prod(self.model.latent_shape())
-        self.clip_range = self.objective.clip_range(self.dims)
+        parts, old = self.engine.parts, self.old
         self.updater = Updater(
-            config,
-            self.model,
-            self.state,
-            self.sharding,
-            objective=self.objective,
-            parts=self.engine.parts,
-            old=self.old,
-            world=self.world,
-            clock=self.clock,
+            config, self.model, self.state, self.sharding, self.objective, parts, old, self.world, self.clock
         )
+        self.dims = self.updater.dims
+        self.clip_range = self.objective.clip_range(self.dims)
         self.state.sentinel = Sentinel.of(
             config.sentinel, self.reward, clips=config.batch.prompts * config.group_size, clip_range=self.clip_range
         )
-        self._check_groups()
+        remedy = f"Set batch.prompts to a multiple of the {self.world.size} data-parallel ranks."
+        check_groups(self.reward, self.planner.shares, config.batch.group_size, remedy, self.world)
+        if self.held_out:
+            check_evaluation(self.reward, len(self.held_out), config.evaluate, config.batch.micro_batch, self.world)
         if self.objective.differentiates and self.reward.learns_from_clips:
             pixels_of(self.model)  # refuses models that cannot decode with a graph
         self.prompt_encoder = EncodeAhead(
             config, self.model, self.planner, self.held_out, rank=self.world.rank, clock=self.clock
         )
         self.needs_clips: Callable[[int], bool] = lambda number: True
-        """True if, after so many iterations, an observer needs full clips of the next one; otherwise only the frames for rewards and health
-        checks are decoded."""
+        """True if, after so many iterations, an observer needs the clips of the next one; otherwise they are decoded if rewards read them."""
         self.workers = (
             None if workers is None else workers(config, self.engine, params, self.state.past, self.clip_range)
         )
@@ -106,13 +100,6 @@ class Trainer:
             raise ConfigError(
                 "rollout.on and rollout.staleness need workers: make the trainer with sage_grpo.run.session.assemble."
             )
-
-    def _check_groups(self) -> None:
-        config, planner = self.config, self.planner
-        remedy = f"Set batch.prompts to a multiple of the {self.world.size} data-parallel ranks."
-        check_groups(self.reward, planner.shares, config.batch.group_size, remedy, self.world)
-        if self.held_out:
-            check_evaluation(self.reward, len(self.held_out), config.evaluate, config.batch.micro_batch, self.world)
 
     def step(self) -> dict[str, float]:
         self.encode_prompts()

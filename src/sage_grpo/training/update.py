@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -35,27 +35,24 @@ Signals = Mapping[tuple[Member, ...], Tensor]
 """The reward's gradient at the states after a step, for every micro-batch by its clips; it is propagated back from step to step, in place."""
 
 
+@dataclass
 class Updater:
     """Trains the policy on rollouts."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        model: VelocityModel,
-        state: TrainState,
-        sharding: Engine,
-        *,
-        objective: Objective,
-        parts: Sequence[StatePart] = (),
-        old: OldPolicy | None = None,
-        world: World | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        """`old` is the old policy of a loss at fresh noise levels, which is run again for its velocities."""
-        self.config, self.model, self.state, self.sharding = config, model, state, sharding
-        self.objective, self.parts, self.old = objective, parts, old
-        self.world, self.clock = world or World(), clock or Clock()
-        self.before = None if config.optimizer.max_kl is None else Snapshot(state.params)
+    config: TrainConfig
+    model: VelocityModel
+    state: TrainState
+    sharding: Engine
+    objective: Objective
+    parts: Sequence[StatePart]
+    old: OldPolicy | None
+    """The old policy of a loss at fresh noise levels, which is run again for its velocities."""
+    world: World
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self.dims = sum(part.dims for part in self.parts) or math.prod(self.model.latent_shape())
+        self.before = None if self.config.optimizer.max_kl is None else Snapshot(self.state.params)
         """The weights that made the rollout, if its updates may be scaled back."""
 
     def run(
@@ -239,10 +236,9 @@ class Updater:
 
     def _measure_kl(self, lockstep: Lockstep, rollout: Rollout, progress: Progress) -> dict[str, float]:
         pace = self.state.optimizer.pace
-        dims = math.prod(self.model.latent_shape()) if not self.parts else sum(part.dims for part in self.parts)
 
         def measure(tick: Progress = lambda: None) -> float:
-            kl = dims * path_kl(lockstep, rollout, self.world, self.model.device, tick)
+            kl = self.dims * path_kl(lockstep, rollout, self.world, self.model.device, tick)
             if not math.isfinite(kl):
                 raise Diverged(
                     f"After optimizer update {self.state.updates} the policy is at a KL of {kl} from that of its rollout: its "

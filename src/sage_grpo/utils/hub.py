@@ -9,6 +9,7 @@ import glob
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -60,21 +61,12 @@ def listing(repo: str, revision: str | None = None, wanted: Callable[[str], bool
 
 
 def fetch(wanted: Listing, *, revision: str | None = None, folder: Path | None = None) -> Path:
-    """Fetch the files of a listing, into the hub's cache or a folder, and check that each is there in full."""
+    """Fetch the files of a listing, into the hub's cache or a folder."""
     from huggingface_hub import snapshot_download
 
     names = [glob.escape(name) for name in wanted.files]
-
-    def download() -> str:
-        return snapshot_download(wanted.repo, revision=revision, allow_patterns=names, local_dir=folder)
-
-    place = Path(_asked(wanted.repo, download))
-    for name, size in wanted.files.items():
-        path = place / name
-        if not path.is_file() or path.stat().st_size != size:
-            found = f"{path.stat().st_size:,} bytes" if path.is_file() else "missing"
-            raise HubError(f"{path} is {found} instead of {size:,} bytes. Remove it and fetch again.")
-    return place
+    fetched = partial(snapshot_download, wanted.repo, revision=revision, allow_patterns=names, local_dir=folder)
+    return Path(_asked(wanted.repo, fetched))
 
 
 def pinned_folder(value: str, *, option: str) -> Path:

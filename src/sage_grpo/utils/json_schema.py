@@ -122,8 +122,7 @@ def _misfit_of_fields(value: Any, kind: Any, where: str) -> str:
     if not isinstance(value, dict):
         return f"{where} must be an object, got {shown(value)}."
     hints, fields = get_type_hints(kind), dataclasses.fields(kind)
-    strange = value.keys() - {field.name for field in fields}
-    if strange:
+    if strange := value.keys() - {field.name for field in fields}:
         return f"{where} has {shown(sorted(strange)[0])}, which this version does not know."
     for field in fields:
         needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

@@ -29,6 +29,8 @@ class Interval:
     """Half of the interval's length: the mean lies in mean ± half."""
     count: int
     """Seeds."""
+    p: float = math.nan
+    """Two-sided p of a mean of 0, such as no difference, for this mean alone."""
 
     @property
     def low(self) -> float:
@@ -39,37 +41,25 @@ class Interval:
         return self.mean + self.half
 
 
-@dataclass(frozen=True)
-class Paired(Interval):
-    """The mean of differences over the seeds that both arms have."""
-
-    p: float
-    """Two-sided p of no difference, for this pair alone."""
-
-
 def mean_interval(values: Sequence[float]) -> Interval:
-    found = _paired(values)
-    return Interval(found.mean, found.half, found.count)
+    if len(values) < 2:
+        return Interval(values[0] if values else math.nan, math.nan, len(values))
+    return _interval(statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values)), len(values))
 
 
-def paired_interval(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired:
+def paired_interval(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Interval:
+    """The mean of differences over the seeds that both arms have."""
     seeds = sorted(set(ours) & set(theirs))
-    return _paired([ours[seed] - theirs[seed] for seed in seeds])
+    return mean_interval([ours[seed] - theirs[seed] for seed in seeds])
 
 
-def _paired(gaps: Sequence[float]) -> Paired:
-    if len(gaps) < 2:
-        return Paired(gaps[0] if gaps else math.nan, math.nan, len(gaps), math.nan)
-    return _interval(statistics.fmean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps)), len(gaps))
-
-
-def _interval(mean: float, error: float, count: int) -> Paired:
+def _interval(mean: float, error: float, count: int) -> Interval:
     """The t interval of a mean with this standard error, and the chance of one this far from 0, of either sign, if 0 is the truth."""
     p = 2 * (1 - t_cdf(abs(mean) / error, count - 1)) if error else float(mean == 0)
-    return Paired(mean, t_quantile(0.5 + LEVEL / 2, count - 1) * error, count, p)
+    return Interval(mean, t_quantile(0.5 + LEVEL / 2, count - 1) * error, count, p)
 
 
-def crossed_interval(values: Sequence[Sequence[float]]) -> Paired:
+def crossed_interval(values: Sequence[Sequence[float]]) -> Interval:
     """Mean over seeds (rows) and prompts (columns) of scores or of differences, with an interval for other seeds and other prompts.
 
     All seeds see the same prompts, so that a mean over seeds alone has an interval for these prompts only. The variance is the one that a bootstrap
@@ -78,11 +68,11 @@ def crossed_interval(values: Sequence[Sequence[float]]) -> Paired:
     """
     seeds, prompts = len(values), len(values[0]) if values else 0
     if not prompts:
-        return Paired(math.nan, math.nan, 0, math.nan)
+        return Interval(math.nan, math.nan, 0)
     by_seed = [statistics.fmean(row) for row in values]
     mean = statistics.fmean(by_seed)
     if seeds < 2 or prompts < 2:
-        return Paired(mean, math.nan, seeds, math.nan)
+        return Interval(mean, math.nan, seeds)
     by_prompt = [statistics.fmean(column) for column in zip(*values)]
     rest = [x - a - b + mean for row, a in zip(values, by_seed) for x, b in zip(row, by_prompt)]
     variance = (
@@ -121,11 +111,7 @@ def t_cdf(t: float, freedom: int) -> float:
 
 @cache
 def t_quantile(p: float, freedom: int) -> float:
-    """The value below which T lies with probability p; by bisection, to the last digits."""
-    if not 0 < p < 1 or freedom <= 0:
-        raise ValueError(f"A quantile needs 0 < p < 1 and degrees of freedom above 0, got p {p} and {freedom}.")
-    if p < 0.5:
-        return -t_quantile(1 - p, freedom)
+    """The value below which T lies with probability p, from 0.5 to below 1; by bisection, to the last digits."""
     low, high = 0.0, 1.0
     while t_cdf(high, freedom) < p:
         low, high = high, 2 * high

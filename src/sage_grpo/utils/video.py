@@ -1,8 +1,4 @@
-"""Clips as files: mp4 through PyAV, contact sheets as PNG with captions in any script. Clips are uint8 tensors F x H x W x 3.
-
-matplotlib's own font (DejaVu Sans) has Latin, Greek, Cyrillic, Arabic and more, but no Chinese, Japanese or Korean: another font of this machine is
-used for these. A letter that it lacks becomes a dot, since an empty box looks like an error of the model's; the caller reports it.
-"""
+"""Clips as files: mp4 through PyAV, contact sheets as PNG with captions. Clips are uint8 tensors F x H x W x 3."""
 
 from __future__ import annotations
 
@@ -30,7 +26,6 @@ LARGEST = 4 << 30
 """Bytes that the frames, or the sound, of one file may take: a few kilobytes can decode to more than there is memory."""
 GUTTER, CAPTION = 3, 24
 """Pixels between frames of a contact sheet, and for a line above them."""
-DOT = "·"
 LAYOUTS = {1: "mono", 2: "stereo"}
 """By the number of channels."""
 
@@ -191,12 +186,7 @@ def read_pictures(first: Path | None, last: Path | None = None) -> Tensor | None
 
 
 def contact_sheet(
-    path: str | Path,
-    clips: Sequence[Tensor],
-    captions: Sequence[str] = (),
-    *,
-    columns: int = 6,
-    cell: int = 160,
+    path: str | Path, clips: Sequence[Tensor], captions: Sequence[str] = (), *, columns: int = 6, cell: int = 160
 ) -> Path:
     """Write a PNG with one clip a row: `columns` evenly spaced frames, at least `cell` pixels high, under a caption.
 
@@ -221,15 +211,10 @@ def contact_sheet(
     sheet = Image.new("RGB", size, "white")
     draw, top = ImageDraw.Draw(sheet), 0
     texts = [_line(text) for text in captions]
-    file, missing = font_of(texts)
-    if missing:
-        some = ", ".join([f"U+{ord(letter):04X}" for letter in sorted(missing)[:4]] + ["..."] * (len(missing) > 4))
-        note = f"{DOT} stands for letters that no font of this machine has ({some}; Debian's fonts-noto-cjk has most)."
-        warnings.warn(f"Contact sheet: {note}", stacklevel=2)
-    face = ImageFont.truetype(file, CAPTION - 8)
+    face = ImageFont.truetype(caption_font(texts), CAPTION - 8)
     for index, row in enumerate(rows):
         if index < len(texts):
-            whole = caption = "".join(DOT if letter in missing else letter for letter in texts[index])
+            whole = caption = texts[index]
             while whole and face.getlength(caption) > size[0] - 8:
                 whole = whole[:-1].rstrip()
                 caption = whole + "…"
@@ -247,30 +232,16 @@ def check_clip(clip: Tensor) -> None:
         raise ValueError(f"A clip is uint8 F x H x W x 3, got {clip.dtype} of shape {tuple(clip.shape)}.")
 
 
-def font_of(texts: Iterable[str]) -> tuple[str, set[str]]:
-    """The file of the usual font where it writes these texts, else of the one of this machine that lacks the fewest of their letters; and these letters."""
+def caption_font(texts: Iterable[str]) -> str:
+    """The file of matplotlib's font; for letters that it lacks from Chinese on, of a font of this machine that is named after them."""
     from matplotlib import font_manager
 
-    needed = {letter for text in texts for letter in text}
-    files = [str(font_manager.findfont("DejaVu Sans"))]
-    if needed - _letters_of(files[0]):
-        files += sorted(entry.fname for entry in font_manager.fontManager.ttflist if entry.style == "normal")
-    file = min(files, key=lambda one: len(needed - _letters_of(one)))
-    return file, needed - _letters_of(file)
+    named = sorted(entry.fname for entry in font_manager.fontManager.ttflist if "CJK" in entry.name)
+    wide = any(letter >= "\u2e80" for text in texts for letter in text)
+    return named[0] if wide and named else str(font_manager.findfont("DejaVu Sans"))
 
 
 def _line(text: str) -> str:
     """One line without controls, and without marks that only select an emoji's style."""
     letters = [one for one in " ".join(text.split()) if unicodedata.category(one) not in ("Cc", "Cf", "Cs")]
     return "".join(one for one in letters if not "\ufe00" <= one <= "\ufe0f")
-
-
-@cache
-def _letters_of(file: str) -> frozenset[str]:
-    from matplotlib.ft2font import FT2Font
-
-    with suppress(OSError, RuntimeError, ValueError):
-        face = FT2Font(file)
-        if face.scalable:  # coloured emoji are pictures, which matplotlib cannot draw
-            return frozenset(map(chr, face.get_charmap()))
-    return frozenset()

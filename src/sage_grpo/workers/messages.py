@@ -124,10 +124,11 @@ def rollout_of(
 ) -> Rollout:
     """Assemble a rank's rollout from the results of its parts, in the order of its own sampling; `replayed` returns the
     policy of a replay and the conditionings of its rows."""
-    records = {
-        replay: Record(*replayed(replay), *saved) for result in results for replay, saved in result.records.items()
-    }
-    latents = {batch: rows.to(device) for result in results for batch, rows in result.latents}
+    records = {}
+    for replay, saved in (pair for result in results for pair in result.records.items()):
+        policy, rows = replayed(replay)
+        records[replay] = Record(policy, rows, *saved)
+    latents = {batch: clips.to(device) for result in results for batch, clips in result.latents}
     sampled = [member for task in plan.tasks(rank) for batch in task.batches(0) for member in batch.members]
     row = {member: index for index, member in enumerate(sampled)}
     order = [row[member] for batch in plan.batches(rank) for member in batch.members]

@@ -157,7 +157,7 @@ class Worker:
         beside other processes another one could win, with other last bits."""
         torch.set_num_threads(threads)
         sys.path += [path for path in paths if path not in sys.path]
-        if (config.model.device or "").startswith("cuda:"):  # Ray shows every worker only its own GPU
+        if config.model.device.startswith("cuda:"):  # Ray shows every worker only its own GPU
             config = replace(config, model=replace(config.model, device="cuda"))
         if attention is not None and attention[0] == device_name(choose_device(config.model.device)):
             config = replace(config, model=replace(config.model, attention=attention[1]))

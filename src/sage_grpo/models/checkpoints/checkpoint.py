@@ -24,7 +24,7 @@ from sage_grpo.models.checkpoints.files import (
     read_json,
     stored_shapes,
 )
-from sage_grpo.utils.hub import failures
+from sage_grpo.utils.hub import failures, hub_name
 from sage_grpo.utils.json_schema import DocumentError, demand
 from sage_grpo.utils.pretrained import (
     check_config,
@@ -88,7 +88,7 @@ def resolve(spec: Located) -> Path:
         )
     if folder.is_dir():
         return folder
-    if _is_hub_id(spec.path):
+    if hub_name(spec.path):
         return _download(spec)
     if not folder.parent.is_dir():
         raise ModelError(f'model.path "{spec.path}" is not a folder. Nor does its parent "{folder.parent}" exist.')
@@ -99,7 +99,7 @@ def resolve(spec: Located) -> Path:
 
 def local_folder(spec: Located) -> Path | None:
     """The checkpoint's folder with at least its config files, if it is here: as a path, or in the hub's cache."""
-    if spec.path is None or Path(spec.path).expanduser().is_dir() or not _is_hub_id(spec.path):
+    if spec.path is None or Path(spec.path).expanduser().is_dir() or not hub_name(spec.path):
         return resolve(spec)
     from huggingface_hub import try_to_load_from_cache
 
@@ -110,10 +110,6 @@ def local_folder(spec: Located) -> Path | None:
 
 def configs_folder(spec: Located) -> Path:
     return local_folder(spec) or _download(spec, weights=False)
-
-
-def _is_hub_id(path: str) -> bool:
-    return path.count("/") == 1 and not path.startswith((".", "/", "~"))
 
 
 def _download(spec: Located, *, weights: bool = True) -> Path:
@@ -398,8 +394,7 @@ def read_defaults(folder: Path) -> dict[str, float]:
     """Frames, height, width, fps and shift of the checkpoint: video.json beside model_index.json, or the defaults of its kind."""
     file = folder / "video.json"
     values = read_if_there(file)
-    unknown = sorted(set(values) - VIDEO.keys())
-    if unknown:
+    if unknown := sorted(set(values) - VIDEO.keys()):
         raise ModelError(f"{file} has unknown entries {unknown}; known: {', '.join(VIDEO)}.")
     with in_words(folder, file.name):
         demand(values, {key: VIDEO[key] for key in values}, str(file))

@@ -33,7 +33,7 @@ def weightless(spec: ModelSpec, folder: Path, *, lora: LoraSpec | None = None) -
     def build(name: str, config: Mapping[str, Any]) -> Any:
         return _empty(name, config) if lora else _shared(name, json.dumps(config, sort_keys=True))
 
-    return assembled(family_class(spec, name), asked, folder, build, torch.device("meta"))
+    return assembled(family_class(name), asked, folder, build, torch.device("meta"))
 
 
 def adapter_alone(spec: ModelSpec) -> FamilyModel:
@@ -44,8 +44,9 @@ def adapter_alone(spec: ModelSpec) -> FamilyModel:
     return model
 
 
-def family_class(spec: ModelSpec, pipeline: str) -> type[FamilyModel]:
-    classes = [kind for kind in vars(find_family(PIPELINES[pipeline])).values() if isinstance(kind, type)]
+def family_class(pipeline: str) -> type[FamilyModel]:
+    module = find_family(PIPELINES[pipeline])
+    classes = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, FamilyModel)]
     return next(kind for kind in classes if "traits" in vars(kind) and pipeline in kind.traits.pipelines)
 
 

@@ -12,7 +12,6 @@ from sage_grpo.models.codec import ImageCodec
 from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.inputs import SIDE, LatentGrid, pack, unpack
-from sage_grpo.models.schedulers import StockSchedule
 
 
 class Flux2Codec(ImageCodec):
@@ -32,18 +31,6 @@ class Flux2Codec(ImageCodec):
         return mean, torch.sqrt(variance + self.vae.config.batch_norm_eps)
 
 
-class Flux2Schedule(StockSchedule):
-    """A dynamic shift that depends on the number of steps as well."""
-
-    def shift(self, num_steps: int) -> float:
-        model = self.model
-        if model.given_shift is not None or not model.pipe.scheduler.config.use_dynamic_shifting:
-            return model.shift
-        from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
-
-        return math.exp(compute_empirical_mu(model.tokens, num_steps))
-
-
 class Flux2(FamilyModel):
     """FLUX.2 klein as a VelocityModel of one-frame clips. Its latents are the network's tokens: squares of the VAE's, normalised."""
 
@@ -61,7 +48,6 @@ class Flux2(FamilyModel):
         even_sigmas=True,
         dynamic_shift=True,
         codec=Flux2Codec,
-        schedule=Flux2Schedule,
     )
 
     def _prepare(self) -> None:
@@ -75,6 +61,13 @@ class Flux2(FamilyModel):
 
     def _guidance_style(self) -> Guidance:
         return Guidance(scale=1.0) if self.distilled else Guidance()
+
+    def shift_of(self, num_steps: int) -> float:
+        if self.given_shift is not None or not self.pipe.scheduler.config.use_dynamic_shifting:
+            return self.shift
+        from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
+
+        return math.exp(compute_empirical_mu(self.tokens, num_steps))
 
     def _grid(self) -> LatentGrid:
         return LatentGrid(

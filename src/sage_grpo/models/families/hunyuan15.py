@@ -20,8 +20,7 @@ from sage_grpo.models.codec import Codec
 from sage_grpo.models.family import JOINT_ATTENTION, LAST_QUERIES, FamilyModel, Traits
 from sage_grpo.models.network.attention import PackedAttention, split_rotary
 from sage_grpo.models.network.decoding import hunyuan15_pixels
-from sage_grpo.models.network.gradients import empty
-from sage_grpo.models.network.inputs import LatentGrid, grid_of_clips
+from sage_grpo.models.network.inputs import LatentGrid, empty, grid_of_clips
 from sage_grpo.types import VideoSpec
 
 LAYERS_TO_SKIP = 2  # the text embedding is the hidden state this many layers before the last
@@ -158,10 +157,17 @@ class Hunyuan15(FamilyModel):
             block.attn.processor.sequence = sequence
 
     def _encode(self, prompt: str, image: Tensor | None) -> dict[str, Tensor]:
+        from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import extract_glyph_texts
+
         inputs = {"text": self._text(prompt)}
-        glyphs = self._glyphs(prompt)
-        if glyphs is not None:
-            inputs["glyphs"] = glyphs
+        quoted = extract_glyph_texts(prompt)
+        if quoted is not None:
+            tokens = self.pipe.tokenizer_2(
+                quoted, truncation=True, max_length=self.pipe.tokenizer_2_max_length, return_tensors="pt"
+            ).to(self.places["text"])
+            encoder = self.encoder("text_encoder_2")
+            states = encoder(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask.float())[0]
+            inputs["glyphs"] = states[0].to(self.dtype)
         if image is not None:
             inputs |= self._image(image)
         return inputs
@@ -190,19 +196,6 @@ class Hunyuan15(FamilyModel):
                 f"crops {crop}: nothing is left. The checkpoint's chat template does not fit this pipeline."
             )
         return text.to(self.dtype)
-
-    def _glyphs(self, prompt: str) -> Tensor | None:
-        from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import extract_glyph_texts
-
-        quoted = extract_glyph_texts(prompt)
-        if quoted is None:
-            return None
-        tokens = self.pipe.tokenizer_2(
-            quoted, truncation=True, max_length=self.pipe.tokenizer_2_max_length, return_tensors="pt"
-        ).to(self.places["text"])
-        encoder = self.encoder("text_encoder_2")
-        states = encoder(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask.float())[0]
-        return states[0].to(self.dtype)
 
     def _image(self, image: Tensor) -> dict[str, Tensor]:
         from PIL import Image

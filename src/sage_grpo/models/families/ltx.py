@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -107,21 +106,16 @@ class Ltx(FamilyModel):
         return LTXImageToVideoPipeline._normalize_latents(latents, vae.latents_mean, vae.latents_std)[0]
 
     def _forward(self, x: Tensor, sigma: Tensor, timestep: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-        frame = inputs.get("condition")
-        if frame is None:
-            return self._run(x, timestep, inputs["text"])
-        frame = frame.to(x.dtype)
-        times = timestep[:, None].repeat(1, math.prod(x.shape[2:]))  # of every token; the picture's are free of noise
-        times[:, : x.shape[3] * x.shape[4]] = 0
-        v = self._run(torch.cat([frame, x[:, :, 1:]], dim=2), times, inputs["text"])
-        return after_first_frame(x, frame, sigma, v)
-
-    def _run(self, x: Tensor, timestep: Tensor, text: Tensor) -> Tensor:
-        frames, height, width = x.shape[2:]
-        stride = self.grid.spatial
+        frame, (frames, height, width), stride = inputs.get("condition"), x.shape[2:], self.grid.spatial
+        shown = x
+        if frame is not None:  # a timestep for each token: the picture's are free of noise
+            frame = frame.to(x.dtype)
+            shown = torch.cat([frame, x[:, :, 1:]], dim=2)
+            timestep = timestep[:, None].repeat(1, frames * height * width)
+            timestep[:, : height * width] = 0
         tokens = self.network(
-            hidden_states=pack(x.to(self._input_dtype)),
-            encoder_hidden_states=text.to(self._input_dtype),
+            hidden_states=pack(shown.to(self._input_dtype)),
+            encoder_hidden_states=inputs["text"].to(self._input_dtype),
             timestep=timestep,
             encoder_attention_mask=None,
             num_frames=frames,
@@ -130,7 +124,8 @@ class Ltx(FamilyModel):
             rope_interpolation_scale=((self.grid.temporal or 1) / self.video.fps, stride, stride),
             return_dict=False,
         )[0]
-        return unpack(tokens, x)
+        v = unpack(tokens, x)
+        return v if frame is None else after_first_frame(x, frame, sigma, v)
 
 
 def refuse_noise(folder: Path, *settings: str) -> None:

@@ -15,8 +15,15 @@ from sage_grpo.models.base import Abilities, StateParts
 from sage_grpo.models.codec import Codec
 from sage_grpo.models.families.ltx import refuse_noise
 from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
-from sage_grpo.models.network.gradients import empty
-from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, grid_of_clips, pack, seen_tokens, unpack
+from sage_grpo.models.network.inputs import (
+    LatentGrid,
+    after_first_frame,
+    empty,
+    grid_of_clips,
+    pack,
+    seen_tokens,
+    unpack,
+)
 from sage_grpo.types import Conditioning, Sound, VideoSpec
 
 AUDIO_ATTENTION = tuple(f"audio_{name}" for name in CROSS_ATTENTION)
@@ -165,25 +172,17 @@ class Ltx2(FamilyModel):
         """Forward passes of one velocity: with guidance up to four."""
         return 1 if self._scale(sigma, guidance) == 1 else 2 + len(self._perturbed())
 
-    def velocity(
-        self,
-        x: Tensor,
-        sigma: Tensor,
-        conditions: Sequence[Conditioning],
-        *,
-        guidance: float | None = None,
-        timestep: Tensor | None = None,
-    ) -> Tensor:
+    def velocity(self, x: Tensor, sigma: Tensor, conditions: Sequence[Conditioning], **options: Any) -> Tensor:
         """dx/dsigma, guided. A given first frame is in its place from the beginning, so that guidance measures
         the clip with it, and the velocity there points at it."""
         self.check_latents(x)
         given = {row: c.tensors["condition"] for row, c in enumerate(conditions[: len(x)]) if "condition" in c.tensors}
         if not given:
-            return super().velocity(x, sigma, conditions, guidance=guidance, timestep=timestep)
+            return super().velocity(x, sigma, conditions, **options)
         shown = self.parts.split(x.clone())
         for row, frame in given.items():
             shown["video"][row, :, :1] = frame.to(x)
-        v = super().velocity(self.parts.join(shown), sigma, conditions, guidance=guidance, timestep=timestep)
+        v = super().velocity(self.parts.join(shown), sigma, conditions, **options)
         clips, parts = self.parts.split(x)["video"], self.parts.split(v)
         video = list(parts["video"].split(1))
         for row, frame in given.items():

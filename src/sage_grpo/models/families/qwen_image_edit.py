@@ -12,8 +12,7 @@ from torch import Tensor
 
 from sage_grpo.models.checkpoints.checkpoint import in_words
 from sage_grpo.models.families.qwen_image import QwenImage
-from sage_grpo.models.network.gradients import empty
-from sage_grpo.models.network.inputs import SIDE
+from sage_grpo.models.network.inputs import SIDE, empty
 from sage_grpo.utils.pretrained import from_pretrained
 
 PIXELS = 1024 * 1024  # pixels to which the pipeline resizes the given picture, whatever size it makes

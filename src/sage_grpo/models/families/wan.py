@@ -18,8 +18,7 @@ from sage_grpo.models.checkpoints.checkpoint import check_components, read_confi
 from sage_grpo.models.codec import WanCodec
 from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
 from sage_grpo.models.network.attention import PlainAttention, split_rotary
-from sage_grpo.models.network.gradients import empty
-from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, grid_of_clips
+from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, empty, grid_of_clips
 from sage_grpo.types import VideoSpec
 
 TEXT_TOKENS = 512  # length to which the pipelines pad text; also hard-coded in the transformer's image attention
@@ -190,11 +189,8 @@ def split_network(network: Any, sequence: SequenceParallel, latents: tuple[int, 
     """Split tokens before the first block and put them together after the last projection, around the stock forward."""
     total = math.prod(size // patch for size, patch in zip(latents[1:], network.config.patch_size))
 
-    def into_blocks(block: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (sequence.split(arguments[0]), *arguments[1:])
-
     network.rope.register_forward_hook(lambda module, arguments, rotary: split_rotary(sequence, rotary, dim=1))
-    network.blocks[0].register_forward_pre_hook(into_blocks)
+    network.blocks[0].register_forward_pre_hook(lambda block, given: (sequence.split(given[0]), *given[1:]))
     network.proj_out.register_forward_hook(lambda module, arguments, tokens: sequence.merge(tokens, total))
     for block in network.blocks:
         block.attn1.processor.sequence = sequence

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from sage_grpo.types import VideoSpec
 SIDE = 2
 """Latents of a token along height and width where a pipeline of images packs them, whatever its network's own patch size."""
 Inputs = Mapping[str, Tensor]
+empty = partial(torch.empty, device="meta")  # a tensor without storage
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ from sage_grpo.training.evaluate import Evaluation
 from sage_grpo.training.events import SentinelEvent, StopRequest
 from sage_grpo.training.guard import HealthGuard
 from sage_grpo.training.inputs import build
-from sage_grpo.training.loop import Evaluated, Loop, Observer
+from sage_grpo.training.loop import Loop, Observer
 from sage_grpo.training.loss import Diverged
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.trainer import Trainer
@@ -164,8 +164,8 @@ class Recording(Observer):
         for label, weight in plan.equalizer.items():
             record.grid[label]["weight"] = weight
 
-    def evaluated(self, found: Evaluated) -> None:
-        self.keep(found.result, self.trainer.state.iteration)
+    def evaluated(self, found: Evaluation) -> None:
+        self.keep(found, self.trainer.state.iteration)
 
     def keep(self, found: Evaluation, number: int) -> None:
         """Record scores as those after `number` iterations."""

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from sage_grpo.tools.compare.design import Column, Suite
-from sage_grpo.utils.statistics import Interval, Paired, crossed_interval, holm, mean_interval, paired_interval
+from sage_grpo.utils.statistics import Interval, crossed_interval, holm, mean_interval, paired_interval
 
 Row = Mapping[str, Any]
 Runs = Mapping[int, Row]
@@ -35,9 +35,9 @@ class ArmSummary:
     """Columns at equal network evaluations: within the suite's budget, or at the end of the cheapest arm."""
     clips: dict[str, Interval]
     """Columns within the suite's budget of scored clips; empty where it has none."""
-    difference: dict[str, Paired]
-    equal_difference: dict[str, Paired]
-    clips_difference: dict[str, Paired]
+    difference: dict[str, Interval]
+    equal_difference: dict[str, Interval]
+    clips_difference: dict[str, Interval]
     passes: float
     """Network evaluations of a whole run, mean over seeds."""
     updates: float
@@ -90,7 +90,7 @@ def _arm(suite: Suite, name: str, runs: Runs, ended: Runs, baseline: Runs, budge
     keys = [column.key for column in suite.columns]
     rows = list(ended.values())
 
-    def columns(at: Callable[[Runs, str], dict[int, Cell]]) -> tuple[dict[str, Interval], dict[str, Paired]]:
+    def columns(at: Callable[[Runs, str], dict[int, Cell]]) -> tuple[dict[str, Interval], dict[str, Interval]]:
         own = {key: at(ended, key) for key in keys}
         others = {} if name == suite.baseline else {key: at(baseline, key) for key in keys}
         return (
@@ -179,7 +179,7 @@ def interval(scores: Cells) -> Interval:
     return found if found.count else mean_interval([cell.mean for cell in scores.values()])
 
 
-def difference(ours: Cells, theirs: Cells) -> Paired:
+def difference(ours: Cells, theirs: Cells) -> Interval:
     """Ours minus theirs over the seeds that both have; prompt by prompt where both have those."""
     seeds = sorted(set(ours) & set(theirs))
     tables = [_table([cells[seed].by_prompt for seed in seeds]) for cells in (ours, theirs)]

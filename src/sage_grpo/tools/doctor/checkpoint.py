@@ -20,7 +20,7 @@ from sage_grpo.models.checkpoints.checkpoint import has_component
 from sage_grpo.models.devices import autocast
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.policy import Policy, integrate, solve
-from sage_grpo.models.schedulers import SchedulerSolver, scheduler_shift
+from sage_grpo.models.schedulers import SchedulerSolver, own_sigmas, prepared, scheduler_shift
 from sage_grpo.samplers.kernels import Ode
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.samplers.schedule import Schedule
@@ -154,11 +154,11 @@ def stock_latents(model: FamilyModel, prompt: str, image: Tensor | None, x: Tens
 def our_latents(model: FamilyModel, condition: Conditioning, x: Tensor, steps: int) -> Tensor:
     """The same clip by our own code: the ODE of a rollout where the checkpoint's solver is Euler's, else the checkpoint's solver."""
     shift = scheduler_shift(model.pipe.scheduler.config, model.tokens)
+    shift, even = model.shift if shift is None else shift, model.traits.even_sigmas
     if "Euler" in type(model.pipe.scheduler).__name__:
-        return integrate(Policy(model, Ode(), Schedule(model.schedule.sigmas(steps, shift))), x, [condition])
-    return solve(
-        model, SchedulerSolver(model.schedule.scheduler(steps, model.shift if shift is None else shift)), x, [condition]
-    )
+        grid = Schedule(own_sigmas(model.pipe.scheduler, steps, shift, even=even))
+        return integrate(Policy(model, Ode(), grid), x, [condition])
+    return solve(model, SchedulerSolver(prepared(model.pipe.scheduler, steps, shift, even=even)), x, [condition])
 
 
 @torch.no_grad()

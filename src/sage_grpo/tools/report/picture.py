@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sage_grpo.tools.report.run_data import RunData
-from sage_grpo.utils.video import font_of, read_video, write_mp4
+from sage_grpo.utils.video import caption_font, read_video, write_mp4
 
 WRITTEN = "[0-9][0-9]-*.mp4"
 GUTTER = 0.02  # width of the gap as a share of a clip's width
@@ -58,7 +58,7 @@ def lettered(width: int, height: int, words: Mapping[str, float]) -> Tensor:
     import numpy as np
     from PIL import Image, ImageDraw, ImageFont
 
-    face = ImageFont.truetype(font_of(words)[0], round(0.7 * height))
+    face = ImageFont.truetype(caption_font(words), round(0.7 * height))
     band = Image.new("RGB", (width, height), "white")
     for word, middle in words.items():
         ImageDraw.Draw(band).text((middle, height / 2), word, fill="#1d1f23", font=face, anchor="mm")
