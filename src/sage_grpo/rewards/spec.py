@@ -202,7 +202,7 @@ class Need:
 
     @property
     def is_hub_id(self) -> bool:
-        """True if the value can be a name on the hub: owner/name (owner/name@COMMIT where owner/name is a folder), and not a path."""
+        """True if the value can be a name on the hub: owner/name, and not a path."""
         named = self.value.count("/") == 1 and not self.value.startswith((".", "/", "~"))
         return bool(self.hub) and named and ("@" in self.value or not self.pinned)
 
