@@ -132,6 +132,7 @@ def exported(checkpoint, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(saved, "read_config", lambda folder, **options: TrainConfig(model=spec))
         monkeypatch.setattr(checkpoints, "newest_good", lambda root: root / "000001")
         monkeypatch.setattr(checkpoints, "find_fault", lambda folder: None)
+        monkeypatch.setattr(state, "has_ema", lambda folder: False)
         monkeypatch.setattr(state, "load_weights", lambda folder, model, **options: drawn(model))
         out = tmp_path / "out"
         shutil.rmtree(out, ignore_errors=True)
