@@ -20,3 +20,11 @@ class RatioRegression(Objective):
 @dataclass(frozen=True)
 class NoLoss(Objective):
     """Lacks its loss."""
+
+
+@dataclass(frozen=True)
+class OtherRatio(RatioRegression):
+    """A ratio of its own, which rollouts do not record."""
+
+    def log_prob(self, gaussian, velocity, x_next, sigma):
+        return x_next.flatten(1).mean(1)

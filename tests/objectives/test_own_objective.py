@@ -61,3 +61,8 @@ def test_a_shared_state_takes_a_loss_that_ignores_the_probabilities(make_config,
     shared = {"same_noise": True}
     config = make_config(rollout=shared, objective=ObjectiveSpec(kind=OWN), trust_region=TrustRegion(mode="none"))
     assert torch.isfinite(torch.tensor(make_trainer(config).step()["gradient/norm"]))
+
+
+def test_a_log_probability_that_rollouts_would_not_record_is_refused() -> None:
+    with pytest.raises(ValueError, match="rollouts record the sampler's"):
+        build(ObjectiveSpec(kind="objectives.own_objective:OtherRatio"))

@@ -217,8 +217,8 @@ def test_noise_is_another_where_a_part_of_its_key_is() -> None:
 
 def test_a_group_labels_its_steps_by_the_runs_own_grid() -> None:
     group = group_of()
-    assert (group.branch, group.label(2), group.sigma(2)) == (1, 4, 0.5)
-    assert group_of(shared=False).branch == 0
+    assert (group.shared_steps, group.label(2), group.sigma(2)) == (1, 4, 0.5)
+    assert group_of(shared=False).shared_steps == 0
     assert group.noise() == {"sigmas": [1.0, 0.75, 0.5, 0.0], "stochastic": [True, False, True], "offset": 2}
     levels = NoiseLevels(Schedule(torch.tensor([0.9, 0.3, 0.0])), (0, 2), KernelSpec(name="sage").build(), visited=True)
     fresh = group_of(offset=0, levels=levels)

@@ -59,7 +59,7 @@ def test_every_member_replays_what_its_own_group_trains(ranks: int, micro_batch:
     differ = False
     for iteration in range(3):
         plan = planner.plan(iteration, PROMPTS)
-        ways = {(group.branch, group.trained) for group in plan.groups}
+        ways = {(group.shared_steps, group.trained) for group in plan.groups}
         differ |= len(ways) > len({branch for branch, _ in ways})
         for number in range(plan.updates):
             wanted = Counter(
@@ -122,7 +122,7 @@ def test_the_equaliser_is_of_all_steps_that_may_be_drawn(make_config) -> None:
     """Not of those of this iteration: a step would weigh more or less by what other prompts happen to draw."""
     planner = planner_of(make_config, update=ONCE, window=Window(kind="drawn"))
     plans = [planner.plan(iteration, PROMPTS[:2]) for iteration in range(3)]
-    assert len({group.branch for plan in plans for group in plan.groups}) > 2
+    assert len({group.shared_steps for plan in plans for group in plan.groups}) > 2
     for plan in plans:
         assert plan.equalizer == plans[0].equalizer
         assert plan.equalizer.keys() == set(planner.candidates())
@@ -347,7 +347,7 @@ def test_only_steps_of_the_trained_network_are_trained_and_steps_have_their_equa
     assert planner_of(make_config, window=Window(kind="drawn", length=2)).candidates() == [0, 1, 2, 3, 4]
     drawn = planner_of(make_config, window=Window(kind="drawn"), update=ONCE)
     drawn = replace(drawn, config=replace(drawn.config, seed=1))
-    starts = [group.label(group.branch - 1) for group in drawn.plan(2, PROMPTS).groups]
+    starts = [group.label(group.shared_steps - 1) for group in drawn.plan(2, PROMPTS).groups]
     assert starts == drawn.config.rollout.window.draw(drawn.candidates(), 4, 2, 1)
     none = replace(planner, trains=lambda sigma: False)
     with pytest.raises(ValueError, match="No step of the rollout can be trained"):

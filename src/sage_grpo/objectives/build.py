@@ -35,6 +35,11 @@ def find_objective(kind: str) -> type[Objective]:
         )
     if found.loss is Objective.loss:
         raise ValueError(f"objective.kind {kind!r} has no loss(self, step); see docs/extending.md.")
+    if found.samples == "sde" and found.log_prob is not Objective.log_prob:
+        raise ValueError(
+            f"objective.kind {kind!r} has a log_prob of its own, but rollouts record the sampler's: the first ratio would not be 1. Leave log_prob "
+            "out, or learn from noised clips (a subclass of NoisedClips)."
+        )
     return found
 
 

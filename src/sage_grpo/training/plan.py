@@ -45,8 +45,8 @@ class Group:
     `schedule`."""
 
     @cached_property
-    def branch(self) -> int:
-        """The first step at which members differ; 0 if they do not share their start."""
+    def shared_steps(self) -> int:
+        """The number of steps before members differ; 0 if they do not share their start."""
         return self.schedule.exploring_range()[0] + 1 if self.shared else 0
 
     def label(self, step: int) -> int:
@@ -179,11 +179,11 @@ class Plan:
         if self.examples:
             return
         for groups in self.prefixes(rank):
-            for sigma in groups[0].schedule.sigmas[: groups[0].branch].tolist():
+            for sigma in groups[0].schedule.sigmas[: groups[0].shared_steps].tolist():
                 yield Pass(sigma, rows=len(groups), shared=True)
         for batch in self.batches(rank):
             group = self.group_of(batch)
-            for sigma in group.schedule.sigmas[group.branch : -1].tolist():
+            for sigma in group.schedule.sigmas[group.shared_steps : -1].tolist():
                 yield Pass(sigma, rows=len(batch.members), shared=False)
 
     def rollout_passes(self, rank: int) -> Counter[int]:
@@ -214,10 +214,10 @@ class Plan:
         for step in dict.fromkeys(step for group in groups for step in group.trained[update]):
             here = [group for group in groups if step in group.trained[update]]
             for together in prefixes:
-                if step in together[0].trained[update] and step < together[0].branch:
+                if step in together[0].trained[update] and step < together[0].shared_steps:
                     rows = tuple(member for group in together for member in own_members[group.index])
                     result.append(Replay(step, rows, shared=True))
-            own = {group.index for group in here if step >= group.branch}
+            own = {group.index for group in here if step >= group.shared_steps}
             apart = (batch for batch in self.batches(rank) if self.group_of(batch).index in own)
             result += [Replay(step, batch.members, shared=False) for batch in apart]
         return result

@@ -239,21 +239,21 @@ class _Walk:
         self.sampler, self.group, self.rows, self.members, self.shared = sampler, group, rows, members, shared
         self.conditions = tuple(sampler.conditions[member.group] for member in rows)
         self.policy, self.stepper = sampler.policies(group), Stepper(sampler.solver)
-        self.index = 0 if shared else group.branch
-        self.stop = group.branch if shared else self.policy.schedule.num_steps
-        self.branched = group.shared and not shared
+        self.index = 0 if shared else group.shared_steps
+        self.stop = group.shared_steps if shared else self.policy.schedule.num_steps
+        self.forks = group.shared and not shared
         self.x = torch.empty(0)
         """The states, created at the first step, so that noise is drawn while the device computes other clips."""
         self.stored: Tensor | None = None
         """`x` as stored by the step before, if it was."""
 
     def ready(self) -> bool:
-        return self.index < self.stop and (not self.branched or self.members[0] in self.sampler.forked)
+        return self.index < self.stop and (not self.forks or self.members[0] in self.sampler.forked)
 
     def step(self) -> None:
         sampler = self.sampler
         if not len(self.x):
-            forked = [sampler.forked[member] for member in self.members] if self.branched else []
+            forked = [sampler.forked[member] for member in self.members] if self.forks else []
             self.x = torch.stack(forked) if forked else sampler.start(self.group, self.rows)
         step = self.policy.step(self.index, self.x, self.conditions)
         sampler.progress()

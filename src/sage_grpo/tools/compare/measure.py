@@ -339,9 +339,9 @@ def rollout_cost(plan: Plan) -> int:
     """Network evaluations of a rollout; a shared prefix counts once. Given clips cost none."""
     if plan.examples:
         return 0
-    shared = sum(group.branch for group in plan.groups)
+    shared = sum(group.shared_steps for group in plan.groups)
     groups = [(batch, plan.group_of(batch)) for batch in _batches(plan)]
-    return shared + sum(len(batch.members) * (group.schedule.num_steps - group.branch) for batch, group in groups)
+    return shared + sum(len(batch.members) * (group.schedule.num_steps - group.shared_steps) for batch, group in groups)
 
 
 def _batches(plan: Plan) -> list[Any]:
