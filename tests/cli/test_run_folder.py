@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from sage_grpo.cli.main import main
+from sage_grpo.models.lora import FILE
 from sage_grpo.models.spec import LoraSpec, ModelSpec
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.session import run as train
@@ -104,10 +106,30 @@ def test_pairs_are_two_plain_evaluations(finished: Run, evaluated, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_an_export_holds_the_average_when_asked(finished: Run, tmp_path: Path) -> None:
+def test_an_export_holds_the_average_where_there_is_one(finished: Run, tmp_path: Path) -> None:
     run, file = finished("full"), "transformer/diffusion_pytorch_model.safetensors"
-    for words in (["--ema"], []):
-        out = tmp_path / f"export{len(words)}"
+    for words in ((), ("--ema",), ("--ema", "false")):
+        out = tmp_path / "-".join(("export", *words))
         assert main(["export", "--run", str(run), "--out", str(out), *words]) == 0
         exported, final = load_file(out / file), load_file(run / "final" / file)  # which is the average
-        assert all(torch.equal(exported[name], final[name]) for name in final) == bool(words)
+        assert all(torch.equal(exported[name], final[name]) for name in final) == (words != ("--ema", "false"))
+
+
+@pytest.mark.slow
+def test_the_best_weights_are_exported_from_their_checkpoint_or_from_what_is_left(
+    finished: Run, tmp_path: Path
+) -> None:
+    run, out = shutil.copytree(finished("lora"), tmp_path / "run"), tmp_path / "out"
+    for number in range(2):
+        assert main(["export", "--run", str(run), "--weights", "best", "--out", str(out / str(number))]) == 0
+        best, exported = (load_file(folder / FILE) for folder in (run / "best", out / str(number)))
+        assert best.keys() == exported.keys()
+        assert all(torch.equal(best[name], exported[name]) for name in best)
+        shutil.rmtree(run / "checkpoints")
+        (run / "checkpoints").mkdir()
+        (out / str(number) / FILE).unlink()
+    words = ["--weights", "best", "--format", "comfy", "--out", str(out)]
+    assert main(["export", "--run", str(run), *words]) == 0
+    up = load_file(out / "lora_comfy.safetensors")["diffusion_model.blocks.0.ffn.0.lora_up.weight"]
+    assert torch.equal(up, best["transformer.blocks.0.ffn.net.0.proj.lora_B.weight"])
+    assert main(["export", "--run", str(run), "--weights", "best", "--merged", "--out", str(out / "whole")]) == 2

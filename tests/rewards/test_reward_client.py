@@ -68,7 +68,7 @@ def test_a_server_that_fails_is_left_alone_longer_every_time(clock, caplog) -> N
     assert (bad.failures, bad.down_until) == (0, 0.0)
 
 
-@pytest.mark.parametrize(("hung", "pause"), [(0.5, 1.0), (300.0, 300.0), (9999.0, 600.0)])
+@pytest.mark.parametrize(("hung", "pause"), [(0.5, 1.0), (300.0, 300.0)])
 def test_a_server_that_hung_is_left_alone_for_as_long_as_it_cost(hung: float, pause: float, clock) -> None:
     pool = servers(1)
     server, _ = pool.acquire(), pool.acquire()

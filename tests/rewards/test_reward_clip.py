@@ -110,7 +110,7 @@ def test_aesthetic_head_applies_the_layers_in_order(clip_model, tmp_path):
     embedding = reward.frames(clips(), 8.0)
     expected = second(first(embedding)).squeeze(-1).mean(dim=1)
     torch.testing.assert_close(reward(clips(), PROMPTS, 8.0)["Aesthetic"], expected.detach())
-    save_file({"layers.0.weight": torch.zeros(1, 7)}, tmp_path / "wrong.safetensors")
+    save_file({"layers.0.weight": torch.zeros(1, 7), "layers.0.bias": torch.zeros(1)}, tmp_path / "wrong.safetensors")
     with pytest.raises(RewardConfigError, match="does not fit"):
         Aesthetic(model=clip_model, head=str(tmp_path / "wrong.safetensors"))
 

@@ -43,5 +43,5 @@ def test_what_stands_between_a_reward_and_its_first_score(tmp_path: Path, monkey
 def test_names_on_the_hub_have_an_owner_and_no_path(value: str, named: bool) -> None:
     assert Need("k", value, "s", hub="config.json").is_hub_id is named
     assert not Need("k", value, "s").is_hub_id
-    assert not Need("k", value, "s", hub="config.json", repo="owner/other").is_hub_id
-    assert Need("k", f"{value}@c0ffee", "s", hub="config.json", repo="owner/other").is_hub_id is named
+    assert not Need("k", value, "s", hub="config.json", pinned=True).is_hub_id
+    assert Need("k", f"{value}@c0ffee", "s", hub="config.json", pinned=True).is_hub_id is named

@@ -45,7 +45,7 @@ def clips(count: int = 1, frames: int = 8) -> torch.Tensor:
 def test_frames_prompt_and_settings_are_sent_and_scores_with_reasons_come_back(monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", KEY)
     with judge_server(completion(GOOD)) as server:
-        reward = judge(server.url, key_env="JUDGE_KEY", seed=7, frames={"num_frames": 2, "max_side": 24})
+        reward = judge(server.url, key_env="JUDGE_KEY", body={"seed": 7}, frames={"num_frames": 2, "max_side": 24})
         result = reward(clips(), ["a red ball"], 8.0)
     assert (result["look"].tolist(), result["move"].tolist()) == ([7.0], [4.5])
     assert "look: sharp; move: smooth" in result.reasons[0]
@@ -92,7 +92,7 @@ def test_an_unreadable_answer_is_asked_for_once_more_and_then_masks_the_clip():
     assert len(server.asked) == 2
     with judge_server(completion('{"look": {"reason": "it', finish="length")) as server:
         result = judge(server.url, ask_again=0)(clips(), ["x"], 8.0)
-    assert "raise answer_tokens" in result.reasons[0]
+    assert "raise max_tokens in body" in result.reasons[0]
     assert len(server.asked) == 1
 
 

@@ -28,7 +28,9 @@ def of_clip(name: str, folder: Path, of: Make, **options: object) -> RewardSpec:
 
 def aesthetic(folder: Path, of: Make) -> RewardSpec:
     torch.manual_seed(1)
-    save_file({"0.weight": torch.randn(8, 16), "1.weight": torch.randn(1, 8)}, folder / "head.safetensors")
+    state = {"0.weight": torch.randn(8, 16), "1.weight": torch.randn(1, 8)}
+    state |= {"0.bias": torch.zeros(8), "1.bias": torch.zeros(1)}
+    save_file(state, folder / "head.safetensors")
     return of_clip("aesthetic", folder, of, head=str(folder / "head.safetensors"))
 
 

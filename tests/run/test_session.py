@@ -98,8 +98,7 @@ def test_a_run_is_finished_only_with_its_weights(trainer: Any, tmp_path: Path) -
 
 
 def test_a_run_begins_with_its_noise_levels_and_says_which_clips_it_learns(trainer: Any, tmp_path: Path) -> None:
-    said, cards = Said(), []
-    examples = SimpleNamespace(summary="2 of 3 clips", write_card=lambda *words: cards.append(words))
+    said, examples = Said(), SimpleNamespace(summary="2 of 3 clips")
     groups = [SimpleNamespace(noise=lambda offset=offset: {"offset": offset}) for offset in (3, 4)]
     trainer.inputs, trainer.model = SimpleNamespace(examples=examples), SimpleNamespace(video="format")
     trainer.state.stream = SimpleNamespace(peek=lambda count: [])
@@ -108,7 +107,7 @@ def test_a_run_begins_with_its_noise_levels_and_says_which_clips_it_learns(train
     session._open_metrics(trainer, found, said, None).close()  # type: ignore[arg-type]
     (event,) = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
     assert event["text"] == "a note changed: optimizer.lr, seed"
-    assert (said.lines, cards) == ([("2 of 3 clips", None)], [(tmp_path, "format")])
+    assert said.lines == [("2 of 3 clips", None)]
     assert json.loads((tmp_path / "schedule.json").read_text()) == {"offset": 3}
 
 

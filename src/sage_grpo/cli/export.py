@@ -27,8 +27,10 @@ class Options:
     """With source: the diffusers checkpoint that provides VAE, text encoders and configuration; a folder or hub id."""
     checkpoint: Natural | None = None
     """Iteration of the checkpoint; None is the newest good one."""
-    ema: bool = False
-    """Export the moving average of the weights."""
+    weights: Literal["best"] | None = None
+    """best exports the weights of the best evaluation in place of a checkpoint's."""
+    ema: bool | None = None
+    """Export the moving average of the weights; None does so where the run keeps one."""
     merged: bool = False
     """Merge the LoRA into the base model and write the whole model; in bfloat16 this rounds small updates away."""
     format: Literal["diffusers", "comfy", "kohya", "lightx2v", "peft"] = "diffusers"
@@ -54,7 +56,7 @@ class Options:
             )
 
 
-OF_A_RUN = ("run", "checkpoint", "ema", "merged", "format", "trust_run")
+OF_A_RUN = ("run", "checkpoint", "weights", "ema", "merged", "format", "trust_run")
 OF_A_SOURCE = ("to", "base")
 
 
@@ -90,28 +92,39 @@ def _export(options: Options) -> int:
     from sage_grpo.models.base import abilities
     from sage_grpo.models.checkpoints.from_configs import adapter_alone
     from sage_grpo.models.checkpoints.lora_names import TITLES, save_lora_for
-    from sage_grpo.run.saved import find_checkpoint, read_config, refuse_own
-    from sage_grpo.training.state import load_weights
+    from sage_grpo.models.lora import stored_weights
+    from sage_grpo.run.saved import Choice, find_checkpoint, read_config, refuse_own
+    from sage_grpo.training.state import has_ema, load_weights
 
     config = read_config(Path(options.run), trust=options.trust_run, rewards=False)
     refuse_own(Path(options.out), Path(options.run))
-    folder = find_checkpoint(Path(options.run), options.checkpoint)
+    if options.weights is None:
+        folder, exported = find_checkpoint(Path(options.run), options.checkpoint), False
+    else:
+        choice = Choice(run=options.run, weights=options.weights, checkpoint=options.checkpoint, ema=options.ema)
+        found = choice.find(config.model)
+        folder, exported = found.checkpoint or Path(options.run) / options.weights, found.exported
     spec = config.model if options.dtype is None else replace(config.model, dtype=options.dtype)
     whole = options.merged or spec.lora is None
     if whole and options.format != "diffusers":
         why = "--merged folds it into the model" if options.merged else f"{options.run} trained all weights"
         raise ValueError(f"--format {options.format} writes a LoRA, but {why}: leave --format out.")
+    if whole and exported:
+        raise ValueError(
+            f"Only {folder} is left of these weights, as the run exported them: use that folder, or leave --merged out."
+        )
     spec.check_named()
     model = spec.load() if whole or spec.own_family is not None else adapter_alone(spec)
-    weights = load_weights(folder, model, ema=options.ema)
+    ema = not exported and (has_ema(folder) if options.ema is None else options.ema)
+    weights = stored_weights(folder, model.experts.components) if exported else load_weights(folder, model, ema=ema)
     if options.dtype == "bfloat16" and not whole:
         weights = {name: tensor.bfloat16() for name, tensor in weights.items()}
     if options.format != "diffusers":
         for file in save_lora_for(options.format, Path(options.out), model, weights):
-            print(f"Wrote {file} from {folder}{' (EMA)' if options.ema else ''}, for {TITLES[options.format]}.")
+            print(f"Wrote {file} from {folder}{' (EMA)' if ema else ''}, for {TITLES[options.format]}.")
         return 0
     model.save(options.out, weights=weights, merged=options.merged)
-    print(f"Wrote {options.out} from {folder}{' (EMA)' if options.ema else ''}.")
+    print(f"Wrote {options.out} from {folder}{' (EMA)' if ema else ''}.")
     merged = abilities(model).choices.get("merged")
     if merged is not None:
         print(merged)

@@ -33,11 +33,6 @@ def deal(
     num_groups: int, group_size: int, micro_batch: int, *, world_size: int, apart: bool = False
 ) -> tuple[tuple[MicroBatch, ...], ...]:
     """The micro-batches of every data-parallel rank; with `apart`, each holds one group only."""
-    if min(num_groups, group_size, micro_batch) < 1:
-        raise ValueError(
-            f"Need at least 1 prompt, groups of at least 1 and micro-batches of at least 1, got {num_groups} prompts, "
-            f"group size {group_size}, micro-batch {micro_batch}."
-        )
     total = num_groups * group_size
     if world_size > total:
         raise ValueError(

@@ -218,8 +218,6 @@ class PromptStream:
     """Endless prompts, shuffled anew every epoch by (seed, epoch); `position` is its only state."""
 
     def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
-        if not prompts:
-            raise ValueError("A prompt stream needs at least one prompt.")
         self.prompts = list(prompts)
         self.seed = seed
         self.position = 0

@@ -117,7 +117,7 @@ def shard(
         roots.append(wrap(network, reshard_after_forward=True))
         # FSDP moves only what it shards.
         for tensor in (*network.buffers(), *(p for p in network.parameters() if p in keep)):
-            tensor.data = tensor.data.to(kind)
+            tensor.data = tensor.data.to(mesh.device_type)
         network.register_forward_hook(partial(_after_forward, spec.cpu_offload and kind != "cpu"))
     return Engine(world=world, networks=tuple(roots), sync_every_pass=spec.sync_every_pass)
 

@@ -23,7 +23,6 @@ from sage_grpo.models.spec import AdapterSpec, LoraSpec
 from sage_grpo.utils.hub import pinned_folder
 from sage_grpo.utils.json_schema import DocumentError, parse_json, shown
 from sage_grpo.utils.pretrained import LORA_KEYS, lora_config_fault
-from sage_grpo.utils.safe_io import replacing
 
 FILE = "pytorch_lora_weights.safetensors"
 ADAPTER = "default"
@@ -145,7 +144,6 @@ def save_lora(folder: Path, network: Any, weights: Mapping[str, Tensor], expert:
     two; the file remembers it, because their adapters have equal shapes."""
     from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
     from diffusers.training_utils import _collate_lora_metadata
-    from safetensors.torch import save_file
 
     layers = {
         f"{PREFIX}.{_plain(name)}": weights.get(name, parameter).detach().to("cpu").contiguous()
@@ -159,9 +157,20 @@ def save_lora(folder: Path, network: Any, weights: Mapping[str, Tensor], expert:
     metadata = {"format": "pt", LORA_ADAPTER_METADATA_KEY: json.dumps(packed, indent=2, sort_keys=True)}
     if expert is not None:
         metadata[EXPERT_KEY] = expert
-    with replacing(folder / FILE) as temporary:
-        save_file(layers, temporary, metadata=metadata)
-        temporary.chmod(0o644)  # safetensors writes files that only their owner can read
+    files.write_weights(folder / FILE, layers, metadata)
+
+
+def stored_weights(folder: Path, components: Sequence[str]) -> dict[str, Tensor]:
+    """A saved LoRA by the names of the parameters that a model with these trained networks has."""
+    from safetensors.torch import load_file
+
+    weights: dict[str, Tensor] = {}
+    for component in components:
+        source, before = (folder_of(folder, component), f"{component}.") if len(components) > 1 else (folder, "")
+        for key, tensor in load_file(_file(source)).items():
+            layer, half = key.removeprefix(f"{PREFIX}.").split(".lora_")
+            weights[f"{before}{layer}.lora_{half[0]}.{ADAPTER}.weight"] = tensor
+    return weights
 
 
 def load_lora(pipe: Any, folder: str | Path, *, component: str | None = None, adapter: str | None = None) -> None:

@@ -17,6 +17,8 @@ from sage_grpo.config.ranges import Count, Natural, NotNegative, Seconds, checke
 from sage_grpo.rewards.functions import RewardConfigError, check_known
 
 Group = TypeVar("Group")
+CONNECT_SECONDS = 10.0
+"""Seconds for opening a connection; a machine that takes longer counts as unreachable."""
 _JITTER = random.Random()  # separate: the run's random numbers must not depend on the network
 
 
@@ -89,16 +91,15 @@ def post(
     timeout: float,
     largest: int,
     connections: Connections,
-    connect_timeout: float | None = None,
 ) -> tuple[int, dict[str, str], bytes]:
     """Send the pieces of a body to a path below the address, once: status, headers with small names, and the answer. Raises OSError or HTTPException.
 
-    kind: content type. timeout: seconds for the whole try. largest: bytes of an answer that are still read. connect_timeout: default `timeout`.
+    kind: content type. timeout: seconds for the whole try. largest: bytes of an answer that are still read.
     """
     secure = url.scheme == "https"
     connection_kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
     port = url.port or (443 if secure else 80)
-    connection = connection_kind(url.hostname or "", port, timeout=min(timeout, connect_timeout or timeout))
+    connection = connection_kind(url.hostname or "", port, timeout=min(timeout, CONNECT_SECONDS))
     headers = {"Content-Type": kind, "Connection": "close", "Content-Length": str(sum(len(piece) for piece in body))}
     if token:
         headers["Authorization"] = f"Bearer {token}"

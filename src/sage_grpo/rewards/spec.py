@@ -197,13 +197,14 @@ class Need:
     value: str
     source: str
     hub: str = ""  # a file by which to find it in the hub's cache; empty if only a path is allowed
-    repo: str = ""  # the repository on the hub that a folder at this path is a copy of; names need a commit then
+    repo: str = ""  # the repository on the hub that a folder at this path is a copy of
+    pinned: bool = False  # a name on the hub needs its commit (owner/name@COMMIT): without one, owner/name is a folder
 
     @property
     def is_hub_id(self) -> bool:
-        """True if the value can be a name on the hub: owner/name (owner/name@COMMIT where owner/name is a folder), and not a path."""
+        """True if the value can be a name on the hub: owner/name, and not a path."""
         named = self.value.count("/") == 1 and not self.value.startswith((".", "/", "~"))
-        return bool(self.hub) and named and ("@" in self.value or not self.repo)
+        return bool(self.hub) and named and ("@" in self.value or not self.pinned)
 
     @property
     def is_here(self) -> bool:
@@ -224,7 +225,7 @@ def reward_needs(spec: RewardSpec) -> Iterator[Need]:
         value = spec.options.get(option)
         if isinstance(value, str) and value:
             key, source = f"rewards {spec.title}: {option}", file.text.format(value=value)
-            yield Need(key, value, source, file.hub, file.repo)
+            yield Need(key, value, source, file.hub, file.repo, pinned=bool(file.repo))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import glob
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -64,8 +65,8 @@ def fetch(wanted: Listing, *, revision: str | None = None, folder: Path | None =
     from huggingface_hub import snapshot_download
 
     names = [glob.escape(name) for name in wanted.files]
-    options = {"revision": revision, "allow_patterns": names, "local_dir": folder}
-    return Path(_asked(wanted.repo, lambda: snapshot_download(wanted.repo, **options)))
+    fetched = partial(snapshot_download, wanted.repo, revision=revision, allow_patterns=names, local_dir=folder)
+    return Path(_asked(wanted.repo, fetched))
 
 
 def pinned_folder(value: str, *, option: str) -> Path:

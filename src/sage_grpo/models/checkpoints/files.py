@@ -12,11 +12,14 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
 from sage_grpo.models import ModelError
 from sage_grpo.utils import json_schema
 from sage_grpo.utils.json_schema import DocumentError
 from sage_grpo.utils.pretrained import ADAPTER_CONFIG
+from sage_grpo.utils.safe_io import replacing
 
 LIBRARIES = {"diffusers": "diffusers", "transformers": "transformers", "ltx2": "diffusers.pipelines.ltx2"}
 """Allowed libraries of components by their name in a folder, with the module; importing any other would run code that the folder chose. (diffusers
@@ -108,6 +111,13 @@ def opened_weights(file: Path) -> Iterator[Any]:
             f"{file} was cut short or is not a safetensors file: {error} ({file.stat().st_size:,} bytes). Download it again (of a checkpoint "
             f"of the hub `hf download NAME --include '{file.parent.name}/*'` fetches this folder), or copy it again from where it is whole."
         ) from error
+
+
+def write_weights(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file for everybody; by itself safetensors writes files that only their owner can read."""
+    with replacing(file) as temporary:
+        save_file(dict(tensors), temporary, metadata=dict(metadata))
+        temporary.chmod(0o644)
 
 
 def stored_shapes(folder: Path, stem: str = WEIGHTS) -> dict[str, tuple[int, ...]]:

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import PIPELINES
+from sage_grpo.models.checkpoints.files import write_weights
 from sage_grpo.models.lora import ADAPTER, is_lora
-from sage_grpo.utils.safe_io import replace_text, replacing
+from sage_grpo.utils.safe_io import replace_text
 
 Program = Literal["comfy", "kohya", "lightx2v", "peft"]
 TITLES: Mapping[Program, str] = {
@@ -137,19 +138,13 @@ def named(program: str, halves: Mapping[str, Halves], scale: float) -> dict[str,
 
 
 def _save(file: Path, tensors: Mapping[str, Tensor], config: Any, family: str) -> Path:
-    from safetensors.torch import save_file
-
     metadata = {"format": "pt", "ss_network_dim": f"{config.r}", "ss_network_alpha": f"{config.lora_alpha:g}"}
     metadata |= {"ss_network_module": "networks.lora", "sage_grpo_family": family}
-    with replacing(file) as temporary:
-        save_file(dict(tensors), temporary, metadata=metadata)
-        temporary.chmod(0o644)  # safetensors writes files that only their owner can read
+    write_weights(file, tensors, metadata)
     return file
 
 
 def _save_peft(folder: Path, config: Any, halves: Mapping[str, Halves]) -> Path:
-    from safetensors.torch import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "adapter_model.safetensors"
     tensors = {
@@ -157,9 +152,7 @@ def _save_peft(folder: Path, config: Any, halves: Mapping[str, Halves]) -> Path:
         for layer, pair in halves.items()
         for side, half in zip("AB", pair)
     }
-    with replacing(file) as temporary:
-        save_file(tensors, temporary, metadata={"format": "pt"})
-        temporary.chmod(0o644)
+    write_weights(file, tensors, {"format": "pt"})
     fields = {"peft_type": "LORA", "r": config.r, "lora_alpha": config.lora_alpha, "target_modules": sorted(halves)}
     replace_text(folder / "adapter_config.json", json.dumps(fields, indent=2) + "\n")
     return file

@@ -6,7 +6,6 @@ image files and no image library is needed.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
@@ -15,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.rewards.built_in.pretrained import Layers, NetworkReward, load_tokenizer, load_whole, read_weights
+from sage_grpo.rewards.built_in.pretrained import NetworkReward, linear_layers, load_tokenizer, load_whole, read_weights
 from sage_grpo.rewards.frames import Halves, centre_offset, normalise, resize_as_pillow, short_edge_size
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.types import FileSource, RewardFacts
@@ -186,7 +185,7 @@ class Aesthetic(ClipReward):
         super().__init__(
             model=model, tokenizer=None, fit=fit, sample_fps=sample_fps, num_frames=num_frames, dtype=dtype
         )
-        self._layers, width = _read_linears(Path(head)), self.model.config.projection_dim
+        self._layers, width = linear_layers(read_weights(Path(head)), head), self.model.config.projection_dim
         for weight, _ in self._layers:
             if weight.shape[1] != width:
                 raise RewardConfigError(f"The head in {head} does not fit: a layer takes {weight.shape[1]} of {width}.")
@@ -199,17 +198,3 @@ class Aesthetic(ClipReward):
         for weight, bias in self._layers:
             values = F.linear(values, weight, bias)
         return {"Aesthetic": values.squeeze(-1).mean(dim=1)}
-
-
-def _read_linears(path: Path) -> Layers:
-    state = read_weights(path)
-    numbered = re.compile(r"(?:.*\.)?(\d+)\.weight")
-    by_number = {int(match[1]): name for name in state if (match := numbered.fullmatch(name))}
-    names = [by_number[n] for n in sorted(by_number)] or [name for name in state if name.endswith("weight")]
-    layers = []
-    for name in names:
-        bias = state.get(f"{name.removesuffix('weight')}bias", torch.zeros(state[name].shape[0]))
-        layers.append((state[name].float(), bias.float()))
-    if not layers:
-        raise RewardConfigError(f"{path} holds no linear layers; it has {sorted(state)[:5]}.")
-    return layers

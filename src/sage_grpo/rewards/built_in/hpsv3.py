@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sage_grpo.rewards.built_in.pretrained import NetworkReward, load_whole, read_weights
+from sage_grpo.rewards.built_in.pretrained import NetworkReward, linear_layers, load_whole, read_weights
 from sage_grpo.rewards.built_in.qwen import Chat, read_template, target_size, transformers_names
 from sage_grpo.rewards.frames import normalise, resize_as_pillow
 from sage_grpo.rewards.functions import RewardConfigError
@@ -71,13 +71,7 @@ class Hpsv3(NetworkReward):
             raise RewardConfigError(f"{checkpoint} is not read: only safetensors cannot run code.{SOURCE}")
         state = transformers_names(read_weights(Path(checkpoint).expanduser(), SOURCE))
         head = {name.removeprefix("rm_head."): state.pop(name) for name in list(state) if name.startswith("rm_head.")}
-        # the numbers between layers are activations and dropouts
-        numbers = sorted({name.split(".")[0] for name in head}, key=lambda number: (len(number), number))
-        if not numbers or {f"{n}.{kind}" for n in numbers for kind in ("weight", "bias")} != head.keys():
-            raise RewardConfigError(
-                f"{checkpoint} has no whole head (weight and bias of each layer): {sorted(head)[:6]}."
-            )
-        layers = [(head[f"{n}.weight"].float(), head[f"{n}.bias"].float()) for n in numbers]
+        layers = linear_layers(head, checkpoint)
         state.pop("lm_head.weight", None)  # the scores do not need it
         config = load_config(AutoConfig, base)
         rows = config.get_text_config().vocab_size

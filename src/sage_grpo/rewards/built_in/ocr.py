@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,13 +58,10 @@ class OcrReward:
         *,
         sample_fps: float = 1.0,
         num_frames: int = 4,
-        aggregate: Literal["mean", "best"] = "mean",
         engine: Callable[[Any], Any] | None = None,
     ) -> None:
-        """aggregate: mean over the sampled frames, or the best frame. engine: for tests, or another recogniser."""
-        if aggregate not in ("mean", "best"):
-            raise RewardConfigError(f"aggregate must be mean or best, got {aggregate!r}.")
-        self._sample_fps, self._num_frames, self._aggregate = sample_fps, num_frames, aggregate
+        """engine: for tests, or another recogniser."""
+        self._sample_fps, self._num_frames = sample_fps, num_frames
         if engine is None:
             try:
                 from rapidocr_onnxruntime import RapidOCR
@@ -85,8 +82,7 @@ class OcrReward:
                 reasons[index] = "the prompt has no text in double quotation marks"
                 continue
             frames = videos[index, indices].flip(-1).cpu().numpy()  # the engine takes blue-green-red
-            values = torch.tensor([text_score(target, self._read(frame)) for frame in frames])
-            scores[index] = values.mean() if self._aggregate == "mean" else values.max()
+            scores[index] = torch.tensor([text_score(target, self._read(frame)) for frame in frames]).mean()
         return PartScores({"OCR": scores}, reasons)
 
     def _read(self, frame: Any) -> str:

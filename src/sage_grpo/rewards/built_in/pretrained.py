@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -139,3 +141,12 @@ def read_weights(file: Path, source: str = "") -> dict[str, Tensor]:
         return load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
     except SafetensorError as error:
         raise RewardConfigError(f"{file} is damaged ({error}): download it again.{source}") from error
+
+
+def linear_layers(state: Mapping[str, Tensor], file: str) -> Layers:
+    """The weight and bias of each linear layer, in the order of the layers' numbers (those between are activations and dropouts)."""
+    names = sorted({name.rpartition(".")[0] for name in state}, key=lambda name: [*map(int, re.findall(r"\d+", name))])
+    pairs = [[f"{name}.{kind}".removeprefix(".") for kind in ("weight", "bias")] for name in names]
+    if not pairs or set(chain(*pairs)) != state.keys():
+        raise RewardConfigError(f"{file} has no whole head (weight and bias of each layer): {sorted(state)[:6]}.")
+    return [(state[weight].float(), state[bias].float()) for weight, bias in pairs]

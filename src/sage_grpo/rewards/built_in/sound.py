@@ -30,10 +30,10 @@ class Clap:
     )
     names = ("CLAP",)
 
-    def __init__(self, *, model: str, prefix: str = "") -> None:
+    def __init__(self, *, model: str) -> None:
         from transformers import ClapFeatureExtractor, ClapModel
 
-        self._model, self._prefix = frozen(load_whole(ClapModel, model)), prefix
+        self._model = frozen(load_whole(ClapModel, model))
         self._tokenizer = load_tokenizer(model, self._model.config.text_config.vocab_size)
         self._features = from_pretrained(ClapFeatureExtractor, model)
 
@@ -44,8 +44,7 @@ class Clap:
     @torch.no_grad()
     def __call__(self, videos: Tensor, prompts: Sequence[str], fps: float, sound: Sound) -> Mapping[str, Tensor]:
         length = self._model.config.text_config.max_position_embeddings - 2
-        texts = [self._prefix + prompt for prompt in prompts]
-        tokens = self._tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
+        tokens = self._tokenizer(list(prompts), padding=True, truncation=True, max_length=length, return_tensors="pt")
         text = self._unit(self._model.get_text_features(**tokens.to(self._model.device)))
         return {"CLAP": (self.sounds(sound) * text).sum(-1)}
 

@@ -63,15 +63,15 @@ def read_config(folder: Path) -> VideoAlignConfig:
     demand(raw, {"data_config": dict, "model_config": dict}, str(path))
     data, model, lora = raw["data_config"], raw["model_config"], raw.get("peft_lora_config") or {}
     demand(model, {"output_dim": int}, f"{path}: model_config")
-    if not model.get("use_special_tokens", True):
-        raise RewardConfigError("Only checkpoints with use_special_tokens are supported.")
     if model["output_dim"] not in (1, 3):
         raise RewardConfigError(f"output_dim must be 1 or 3, {path} says {model['output_dim']}.")
-    if data.get("sample_type", "uniform") != "uniform":
-        raise RewardConfigError(f"Only uniform frame sampling is supported, {path} says {data['sample_type']!r}.")
-    kind = data.get("prompt_template_type", "detailed_special")
-    if kind != "detailed_special":
-        raise RewardConfigError(f"Template type {kind!r} has no special tokens; supported is detailed_special.")
+    for group, key, only in (
+        (model, "use_special_tokens", True),
+        (data, "sample_type", "uniform"),
+        (data, "prompt_template_type", "detailed_special"),
+    ):
+        if group.get(key, only) != only:
+            raise RewardConfigError(f"{path} has {key} {group[key]!r}: only {only!r} is supported.")
     scale = None
     if lora.get("lora_enable", False):
         demand(lora, {"lora_r": int, "lora_alpha": float}, f"{path}: peft_lora_config")
@@ -97,8 +97,8 @@ def read_config(folder: Path) -> VideoAlignConfig:
     )
 
 
-def find_checkpoint(folder: Path, step: int | None = None) -> Path:
-    """The folder checkpoint-<step>, or the one with the highest number."""
+def find_checkpoint(folder: Path) -> Path:
+    """The folder checkpoint-<number> with the highest number."""
     folders = {
         int(match[1]): path
         for path in folder.iterdir()
@@ -106,9 +106,7 @@ def find_checkpoint(folder: Path, step: int | None = None) -> Path:
     }
     if not folders:
         raise RewardConfigError(f"{folder} holds no checkpoint-<number> folder.")
-    if step is not None and step not in folders:
-        raise RewardConfigError(f"{folder} has no checkpoint-{step}; it has {sorted(folders)}.")
-    return folders[max(folders) if step is None else step]
+    return folders[max(folders)]
 
 
 def read_state(checkpoint: Path) -> tuple[dict[str, Tensor], bool]:
@@ -179,12 +177,11 @@ class VideoAlign(NetworkReward):
         checkpoint: str,
         base: str,
         template: str,
-        step: int | None = None,
         normalize: bool = True,
         dtype: str = "",
     ) -> None:
         """checkpoint: the released folder (model_config.json, checkpoint-N). base: folder or hub name of Qwen2-VL-2B-Instruct. template: the authors'
-        prompt_template.py, or a text file. step: the N of checkpoint-N, default the highest. normalize: (score - mean) / std with the folder's
+        prompt_template.py, or a text file. normalize: (score - mean) / std with the folder's
         statistics, as the authors do; False gives raw scores. dtype: default bfloat16 on CUDA (as released) and float32 elsewhere.
         """
         from transformers import AutoConfig
@@ -198,7 +195,7 @@ class VideoAlign(NetworkReward):
         self._statistics = self.config.normalization if normalize else None
         text = load_config(AutoConfig, base).get_text_config()
         self._chat = Chat(base, text.vocab_size, words, "video", SPECIAL_TOKENS)
-        weights = find_checkpoint(folder, step)
+        weights = find_checkpoint(folder)
         state, whole = read_state(weights)
         if "rm_head.weight" not in state:
             raise RewardConfigError(f"{weights} holds no reward head (rm_head.weight).")

@@ -22,13 +22,9 @@ from sage_grpo.utils.redact import hide, parse_address, read_key
 
 log = logging.getLogger(__name__)
 
-LONGEST = 600.0
-"""Longest pause in seconds for a server that hung."""
 TRY_AGAIN = {408, 425, 429, 502, 503, 504}
 """Answers after which the same request may succeed."""
 LARGEST_ANSWER = 64 * 2**20
-CONNECT_SECONDS = 10.0
-"""Seconds for opening a connection; a machine that takes longer counts as unreachable."""
 
 
 @dataclass(eq=False)
@@ -88,7 +84,7 @@ class ServerPool:
             if now < server.down_until or (server.failures and start <= server.changed):
                 return  # one of many requests that failed together
             # A server that hung is paused for at least as long as it cost.
-            pause = max(self._network.longest_pause(server.failures), min(now - start, LONGEST))
+            pause = max(self._network.longest_pause(server.failures), now - start)
             server.failures, server.down_until, server.changed = server.failures + 1, now + pause, now
         message = "Reward server %s failed (%s): left alone for %.3g s, failure %d in a row."
         log.warning(message, server.url.geturl(), reason[:300], pause, server.failures)
@@ -178,7 +174,6 @@ class RemoteReward:
                     kind="application/octet-stream",
                     token=self._token(),
                     timeout=self._network.timeout,
-                    connect_timeout=CONNECT_SECONDS,
                     largest=LARGEST_ANSWER,
                     connections=connections,
                 )
