@@ -38,7 +38,7 @@ from sage_grpo.run.preflight import NOT_EVALUATED, preflight
 from sage_grpo.tools.compare.design import load
 from sage_grpo.training.config import TrainConfig
 
-ELSEWHERE = ("pip", "hf", "curl", "export", "make", "python", "ray", "kubectl")
+ELSEWHERE = ("git", "pip", "hf", "curl", "export", "make", "python", "ray", "kubectl")
 """Programs that are not ours, or scripts of the repository."""
 PROMPTS = "a large red circle moves right quickly on a white background\na small blue cross moves left slowly on a white background\n"
 SHELL, PYTHON = blocks("bash"), blocks("python")
