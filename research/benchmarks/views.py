@@ -39,7 +39,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def same_bits(file: Path) -> str:
-    """Repeated runs of one seed: how many part from the first of their kind."""
+    """Repeated runs of one seed: how many differ from the first of their kind."""
     rows = [
         [
             f"`{row['recipe']}`",
@@ -49,7 +49,7 @@ def same_bits(file: Path) -> str:
         ]
         for row in json.loads(file.read_text())["training"]
     ]
-    return _table(["recipe", "`model.deterministic`", "seconds an iteration", "runs that part from the first"], rows)
+    return _table(["recipe", "`model.deterministic`", "seconds an iteration", "runs that differ from the first"], rows)
 
 
 def demo_runs(file: Path) -> str:
@@ -134,10 +134,11 @@ def plan_vs_measured(file: Path) -> str:
 
 
 def whole_iterations(file: Path, phase: str) -> str:
-    """research/benchmarks/whole_iteration.py: seconds and peaks of a phase, measured and planned."""
+    """research/benchmarks/whole_iteration.py: seconds and peaks of a phase, measured and planned; without rows of a removed option."""
     cells = [
         [found["case"], *(fixed(value, 1) for key in ("seconds", "gib") for value in found["phases"][phase][key])]
         for found in read(file)
+        if "rollout.cheap" not in found["options"]
     ]
     return _table(["case", "seconds", "plan", "GiB", "plan"], cells)
 

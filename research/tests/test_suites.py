@@ -23,7 +23,6 @@ from sage_grpo.tools.compare.prepare import CompareJob, key_of, prepare
 from sage_grpo.tools.compare.report import text
 from sage_grpo.tools.compare.summary import summarize
 from sage_grpo.training.planner import Planner
-from sage_grpo.worlds.world import SHAPES
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "research/results"
@@ -108,8 +107,6 @@ def test_the_ceiling_is_the_one_that_was_measured(file: str, suite: str) -> None
     measured = json.loads((ROOT / f"research/benchmarks/results/{file}.json").read_text())
     best = measured["after_vae"]
     assert best["Overall"] == pytest.approx(load(FILES[suite]).columns[0].ceiling, abs=2e-5)  # of rounded parts
-    if file == "ceiling":
-        assert {part: round(best[part], 5) for part in ("TA", "MQ", "VQ")} == SHAPES.ceiling
     assert best["Overall"] < measured["clean"]["Overall"]
     assert best["drift"] > measured["clean"]["drift"]
 

@@ -40,8 +40,8 @@ def _limit(field: dataclasses.Field[Any], hint: Any, limit: str, text: str) -> s
     """The range in words, or the choices where the text does not name all of them."""
     choices = [str(one) for one in get_args(hint)] if get_origin(hint) is Literal else []
     if all(choice in text for choice in choices):
-        return limit and ", " + re.sub(r"in \[0, 9\.2\d*e\+18\]", "at least 0", limit)
-    return ", or " + ", ".join(f"`{choice}`" for choice in choices if choice != field.default)
+        return re.sub(r"in \[0, 9\.2\d*e\+18\]", "at least 0", limit)
+    return "or " + ", ".join(f"`{choice}`" for choice in choices if choice != field.default)
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

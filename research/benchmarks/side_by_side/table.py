@@ -93,7 +93,6 @@ def _iteration(lines: dict[str, dict[str, Any]]) -> str:
     if any(len(line.get("totals", ())) > 1 for line in lines.values()):
         rows.append(["least and most of all", *(_range(line.get("totals", ())) for line in lines.values())])
     rows.append(["first log ratio", *(_number(line["timed"]["first_log_ratio"]) for line in lines.values())])
-    rows.append(["level", *(str(line["level"]) for line in lines.values())])
     return _table(["iteration: seconds (peak GiB)", *lines], rows)
 
 

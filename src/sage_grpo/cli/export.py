@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from sage_grpo.config.ranges import Folder, Natural, checked
 
@@ -114,7 +114,7 @@ def _export(options: Options) -> int:
             f"Only {folder} is left of these weights, as the run exported them: use that folder, or leave --merged out."
         )
     spec.check_named()
-    model = spec.load() if whole or spec.own_family is not None else adapter_alone(spec)
+    model: Any = spec.load() if whole or spec.own_family is not None else adapter_alone(spec)
     ema = not exported and (has_ema(folder) if options.ema is None else options.ema)
     weights = stored_weights(folder, model.experts.components) if exported else load_weights(folder, model, ema=ema)
     if options.dtype == "bfloat16" and not whole:

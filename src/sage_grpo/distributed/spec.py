@@ -48,7 +48,7 @@ class RaySpec:
     cpus: Positive = 1.0
     """CPUs that Ray reserves per worker."""
     limit: Positive = 0.25
-    """Difference of a worker's log-probabilities from the trainer's, as a share of the clip range, that ends the
+    """Difference of a worker's log-probabilities from the trainer's, as a share of the ratio clip range, that ends the
     run."""
     patience: Seconds = 600.0
     """Seconds without any worker after which the run stops."""

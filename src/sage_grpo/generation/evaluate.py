@@ -68,8 +68,7 @@ class EvaluateSpec(Choice):
         )
 
 
-Say = Callable[[str], None]
-"""Prints a line on the progress of an evaluation."""
+Say = Callable[[str], None]  # prints a line on the progress of an evaluation
 
 
 def measure(options: EvaluateSpec, overrides: Overrides | None = None, say: Say = lambda text: None) -> Evaluation:

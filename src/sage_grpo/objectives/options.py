@@ -100,9 +100,9 @@ class SurrogateConfig:
     centred: bool | Literal["scaled"] = False
     """Remove the ratio's bias by adding the KL; scaled is GRPO-Guard's version."""
     clip_scale: Positive = 0.076
-    """Clip range as c / sqrt(latent dimensions); 0.076 is the paper's 1e-4 at 480p x 81 frames."""
+    """Ratio clip range as c / sqrt(latent dimensions); 0.076 is the paper's 1e-4 at 480p x 81 frames."""
     clip_range: Positive | None = None
-    """Absolute clip range; overrides clip_scale."""
+    """Absolute ratio clip range; overrides clip_scale."""
     kl_mask_scale: Positive = 1.0
     """kl_mask drops updates where KL >= this / latent dimensions."""
     equalize: bool = True

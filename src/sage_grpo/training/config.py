@@ -117,7 +117,7 @@ class UpdateConfig:
     """Optimizer updates per rollout."""
 
     updates_per_rollout: Count = 2
-    """Optimizer updates per rollout. With 1, neither the clip nor the step-wise KL has an effect."""
+    """Optimizer updates per rollout. With 1, neither the ratio clip nor the step-wise KL has an effect."""
     step_fraction: Annotated[float, Range(0, 1, open_below=True)] = 1.0
     """Share of the exploring steps that is trained, drawn anew every iteration."""
     repeat: bool = False

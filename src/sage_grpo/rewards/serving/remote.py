@@ -150,8 +150,10 @@ class RemoteReward:
         pieces = [(videos[i : i + self._clips], prompts[i : i + self._clips]) for i in starts]
         with ThreadPoolExecutor(self._network.parallel) as executor, Connections() as connections:
             requests = [executor.submit(self._request, *piece, fps, connections) for piece in pieces]
-            wait(requests, return_when=FIRST_EXCEPTION)
-            answers = [request.result() for request in requests]  # a wrong configuration ends the run
+            done, _ = wait(requests, return_when=FIRST_EXCEPTION)
+            for request in done:
+                request.result()  # a wrong configuration ends the run, also while another request hangs
+            answers = [request.result() for request in requests]
         parts = {part: torch.cat([scores[part] for scores in answers]) for part in self.names}
         reasons = {at + i: reason for at, scores in zip(starts, answers) for i, reason in scores.reasons.items()}
         return PartScores(parts, reasons)

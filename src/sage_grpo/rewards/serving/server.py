@@ -167,8 +167,5 @@ class EarlyRefusal(PlainTextResponse):
 def create_app(score: Scorer, *, token: str = "", limits: ServerLimits | None = None) -> Starlette:
     """The ASGI application around a scorer (see `composite_scorer`)."""
     server = RewardServer(score, token=token, limits=limits)
-    routes = [
-        Route("/score", server.score, methods=["POST"]),
-        Route("/health", server.health, methods=["GET"]),
-    ]
+    routes = [Route("/score", server.score, methods=["POST"]), Route("/health", server.health, methods=["GET"])]
     return Starlette(routes=routes, lifespan=server.lifespan)
