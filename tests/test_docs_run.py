@@ -30,14 +30,15 @@ from documents import ROOT, Block, blocks, commands, ours
 from sage_grpo import api
 from sage_grpo.cli import COMMANDS
 from sage_grpo.cli.main import main
-from sage_grpo.cli.starting import from_recipe
+from sage_grpo.cli.starting import from_recipe, plain
 from sage_grpo.config.parsing import parse
 from sage_grpo.models import lora
 from sage_grpo.recipes import recipe
+from sage_grpo.run.preflight import NOT_EVALUATED, preflight
 from sage_grpo.tools.compare.design import load
 from sage_grpo.training.config import TrainConfig
 
-ELSEWHERE = ("pip", "hf", "curl", "export", "make", "python", "ray", "kubectl")
+ELSEWHERE = ("git", "pip", "hf", "curl", "export", "make", "python", "ray", "kubectl")
 """Programs that are not ours, or scripts of the repository."""
 PROMPTS = "a large red circle moves right quickly on a white background\na small blue cross moves left slowly on a white background\n"
 SHELL, PYTHON = blocks("bash"), blocks("python")
@@ -53,7 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.syspath_prepend(tmp_path)
-    for name in ("prompts.txt", "eval.txt", "held_out.txt", "eval_prompts.txt", "new.txt"):
+    for name in ("prompts.txt", "eval.txt", "held_out.txt", "new.txt"):
         (tmp_path / name).write_text(PROMPTS)
     for name in ("mine.yaml", "run.yaml"):
         (tmp_path / name).write_text("recipe: shapes/branch\nbatch:\n  prompts: 8\n")
@@ -94,8 +95,8 @@ def pretend(words: list[str], folder: Path) -> None:
         if named and words[place - 1] != "--out" and not (folder / named).exists():
             (folder / named).mkdir(parents=True)
             config = dataclasses.replace(recipe("shapes/branch"), out=named)
-            plain = json.loads(json.dumps(dataclasses.asdict(config)))
-            (folder / named / "config.yaml").write_text(yaml.safe_dump(plain))
+            values = json.loads(json.dumps(dataclasses.asdict(config)))
+            (folder / named / "config.yaml").write_text(yaml.safe_dump(values))
 
 
 @pytest.mark.parametrize(
@@ -118,6 +119,22 @@ def test_commands_parse(page: str, folder: Path, parsed: list[Any], capsys: pyte
             before = len(parsed)
             assert main(own) == 0, f"{block}: {capsys.readouterr().err}"
             assert len(parsed) > before
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guides/wan-one-gpu.md"])
+def test_first_runs_need_no_file_but_the_checkpoint(
+    page: str, tmp_path: Path, parsed: list[Any], checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_files(page, tmp_path)
+    lines = [ours(words) or [] for block in by_page(SHELL)[page] for words in commands(block)]
+    trained = [words for words in lines if words[:1] == ["train"]]
+    assert trained
+    for words in trained:
+        assert main([*words, "--model.path", str(checkpoint("wan_t2v"))]) == 0
+        config = plain(parsed[-1])
+        assert config.held_out == "starter_eval"
+        assert NOT_EVALUATED not in preflight(config)
 
 
 TINY = {

@@ -80,7 +80,7 @@ def test_download_lists_sizes_fetches_and_checks(fake: FakeHub, tmp_path: Path, 
     assert "6 kB in all" in said
     assert "data.prompts prompts.txt" in said
     assert "VideoAlign" in said.partition("template")[2]  # where the template comes from
-    for name in ("prompts.txt", "eval_prompts.txt", "ckpts/prompt_template.py"):
+    for name in ("prompts.txt", "ckpts/prompt_template.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("a cat\n")
     assert main(["download", "wan/sage", "--model.revision", "v2"]) == 0

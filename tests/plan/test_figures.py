@@ -78,7 +78,10 @@ def base(name: str) -> Forecast:
     with mock.patch("torch.get_num_threads", return_value=1):
         place = hardware.find(gpu, gpus)
     place = replace(place, gib=16.0) if place.is_cpu else place
-    return forecast(recipe(known), place, gpus=gpus, held_out=10)
+    config = recipe(known)
+    if config.data.held_out is None:
+        config = edited(config, "data.eval_prompts", "held_out.txt")
+    return forecast(config, place, gpus=gpus, held_out=10)
 
 
 def changed(name: str, option: str) -> Forecast:

@@ -143,7 +143,8 @@ def test_attention_with_a_fixed_order_takes_as_much_longer_as_was_measured() -> 
 
 def test_gpu_hours_are_of_all_gpus_and_of_all_that_a_run_does() -> None:
     config, gpus = recipe("wan/branch"), 4
-    config = replace(config, iterations=40, evaluate=replace(config.evaluate, every=10, early=[]))
+    data = replace(config.data, prompts="starter")
+    config = replace(config, iterations=40, data=data, evaluate=replace(config.evaluate, every=10, early=[]))
     said = forecast(config, hardware.find("h200", gpus), gpus=gpus, held_out=6)
     assert said.evaluation_seconds > 0
     seconds = 40 * said.iteration_seconds + 5 * said.evaluation_seconds  # before, after, and every ten
@@ -155,7 +156,7 @@ def test_gpu_hours_are_of_all_gpus_and_of_all_that_a_run_does() -> None:
     assert show.costs(said)["gpu_hours"] == said.gpu_hours
     (line, *_) = show.verdict(said)
     assert f"on {gpus} GPU(s) = {said.gpu_hours:,.1f} GPU-hours" in line
-    config = replace(config, data=replace(config.data, prompts="p.txt", eval_prompts=None))
+    config = replace(config, data=replace(config.data, prompts="p.txt"))
     without = forecast(config, said.hardware, gpus=gpus, architecture=said.architecture)
     assert without.evaluation_seconds == 0
     assert without.gpu_hours == pytest.approx(gpus * 40 * said.iteration_seconds / 3600, rel=1e-12)

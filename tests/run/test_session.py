@@ -24,7 +24,16 @@ from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run import session
 from sage_grpo.run.identity import FoundRun
-from sage_grpo.run.preflight import check_code, check_files, check_model, check_plan, needs, preflight, prompt_remarks
+from sage_grpo.run.preflight import (
+    NOT_EVALUATED,
+    check_code,
+    check_files,
+    check_model,
+    check_plan,
+    needs,
+    preflight,
+    prompt_remarks,
+)
 from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import LogConfig, TrainConfig
 from sage_grpo.training.inputs import Overrides
@@ -169,6 +178,8 @@ def test_more_evaluation_prompts_than_there_are_is_told_with_both_numbers(tmp_pa
     assert "asks for 16 prompts" in told
     assert "only 3" in told
     assert remarks(3) == []
+    data = replace(data, eval_prompts=None)
+    assert remarks(3) == [NOT_EVALUATED]
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def hunyuan15() -> TrainConfig:
             path="hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v", dtype="bfloat16", height=352, width=624
         ),
         rewards=[videoalign()],
-        data=DataConfig(prompts="prompts.txt", eval_prompts="eval_prompts.txt"),
+        data=DataConfig(prompts="prompts.txt"),
         batch=BatchConfig(prompts=16, group_size=4, micro_batch=1),
         rollout=RolloutConfig(steps=20, storage="bfloat16"),
         update=UpdateConfig(updates_per_rollout=2),

@@ -25,6 +25,11 @@ from sage_grpo.utils.imports import refuse_object
 from sage_grpo.utils.suggest import did_you_mean
 from sage_grpo.workers import ray_pool
 
+NOT_EVALUATED = (
+    "There are no held-out prompts, so nothing is evaluated: no eval/total, no best weights, no comparison with the base model. "
+    "--data.eval_prompts FILE names some that are not trained on."
+)
+
 
 def preflight(config: TrainConfig, ranks: int = 1, given: Overrides | None = None) -> list[str]:
     """Check the plan, the device and the files of a run; a ValueError or FileNotFoundError has the remedy. Returns
@@ -47,12 +52,14 @@ def preflight(config: TrainConfig, ranks: int = 1, given: Overrides | None = Non
     check_code(config, given)
     config.check_objective()  # one of your own is not checked with the configuration
     few = too_few(config.evaluate.prompts, len(held_out)) if held_out else ""
+    unmeasured = "" if held_out or not config.rewards else NOT_EVALUATED
     slow = "" if given.model is not None else slow_dtype(config.model.dtype, device)
     remarks = [
         slow,
         *prompt_remarks(prompts, held_out),
         *config.build_objective().remarks(config.update.updates_per_rollout),
         few,
+        unmeasured,
     ]
     return [text for text in remarks if text]
 
