@@ -109,12 +109,14 @@ class ShapesJudge:
         vq = (frames.gate * torch.exp(-(frames.residual / self.visual_width).square())).mean(1)
         follows = torch.exp(-motions.error.amin(1) / self.motion_width**2)
         always = (frames.gate.mean(1) + frames.gate.amin(1)) / 2  # one missing frame is a fault of motion
-        looks = {name: getattr(frames, name).mean(1) for name in ("shape", "size", "colour", "background")}
         # the degree to which all frames show the same object on the same background
-        steady = torch.stack([one.amax(1) for one in looks.values()]).mean(0)
+        alike = [getattr(frames, name).mean(1).amax(1) for name in ("shape", "size", "colour", "background")]
+        steady = torch.stack(alike).mean(0)
         # standing still competes with the motions, so that it takes their credit
         errors = torch.cat([motions.error, motions.still.unsqueeze(1)], dim=1)
         joint = torch.softmax(-errors / MOTION_WIDTH, dim=1)[:, :-1].unflatten(1, (MOTIONS, SPEEDS))
+        # means of their own, not those above: gradients add up in this order
+        looks = {name: getattr(frames, name).mean(1) for name in ("shape", "colour", "size", "background")}
         return Verdict(
             vq=vq,
             mq=follows * always * steady,
