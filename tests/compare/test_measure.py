@@ -130,7 +130,9 @@ class Planned:
     """A plan of two ranks: two groups branch after 2 of 6 steps and after none of 4."""
 
     updates, shares, equalizer = 2, (None, None), {0: 0.5}
-    groups = tuple(SimpleNamespace(shared_steps=at, schedule=SimpleNamespace(num_steps=n)) for at, n in ((2, 6), (0, 4)))
+    groups = tuple(
+        SimpleNamespace(shared_steps=at, schedule=SimpleNamespace(num_steps=n)) for at, n in ((2, 6), (0, 4))
+    )
 
     def __init__(self, examples: bool = False) -> None:
         self.examples = examples
