@@ -102,6 +102,9 @@ OF_THE_PROCESS = {
 }
 """Variables that may change: pytest's own, and those that a run sets for the whole process where PyTorch has CUDA."""
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts commands in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def _surroundings() -> dict[str, Any]:
     """State that tests of one worker share and must leave as it was."""
