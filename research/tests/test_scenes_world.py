@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import world_laws as laws
-from research.scenes.world import FOLDER, MODEL, SCENES
+from research.scenes.world import MODEL, SCENES
 from sage_grpo.cli import train
 from sage_grpo.cli.starting import from_recipe
 from sage_grpo.config.parsing import parse
@@ -25,13 +25,6 @@ def test_prompts_are_different_scenes_of_their_split_and_always_the_same() -> No
 
 def test_a_prompt_names_the_scene_that_made_it_in_every_template() -> None:
     laws.a_prompt_names_the_scene_that_made_it_in_every_template(SCENES)
-
-
-def test_the_prompt_files_are_the_world_s() -> None:
-    for split, count in SCENES.prompts.items():
-        texts = SCENES.texts(split)
-        assert (FOLDER / f"{split}.txt").read_text().splitlines() == texts
-        assert len(texts) == count
 
 
 def test_the_package_does_not_know_it() -> None:
