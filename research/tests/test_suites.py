@@ -16,6 +16,7 @@ from views import loaded
 
 from sage_grpo.cli.compare import start
 from sage_grpo.data.prompts import Prompt
+from sage_grpo.recipes import names
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.tools.compare import store
 from sage_grpo.tools.compare.design import Size, load
@@ -63,7 +64,17 @@ def test_a_suite_is_what_was_asked_for(name: str) -> None:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("name", [name for name in FIRST if name in FILES][::6])  # all are prepared at full size below
+@pytest.mark.parametrize("name", FILES)
+def test_every_arm_starts_from_a_recipe_that_there_is(name: str) -> None:
+    suite = load(FILES[name])
+    assert {arm.recipe for arm in suite.arms} <= {*names()}
+    assert suite.config is None or (ROOT / suite.config).is_file()
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "name", [name for name in FILES if name not in FIRST or name in FIRST[::6]]
+)  # all are prepared at full size below
 def test_a_suite_prepares_at_smoke_size(name: str) -> None:
     jobs = jobs_of(name, "smoke")
     assert {(job.config.iterations, job.points, job.seed) for job in jobs} <= {(2, (0, 2), 1000), (2, (), 1000)}

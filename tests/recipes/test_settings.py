@@ -18,7 +18,7 @@ from sage_grpo.cli.starting import from_recipe
 from sage_grpo.config.parsing import parse
 from sage_grpo.recipes import recipe, remarks
 from sage_grpo.recipes.methods import METHODS
-from sage_grpo.recipes.targets import TARGETS, WHOLE
+from sage_grpo.recipes.targets import TARGETS, WHOLE, using
 from sage_grpo.run.identity import differences, plain
 from sage_grpo.training.config import TrainConfig
 
@@ -56,6 +56,14 @@ def test_presets_say_what_they_said() -> None:
         assert values == known[name], f"{name}: see the end of this file"
 
 
+@pytest.mark.parametrize("method", ["branch", "mix_grpo", "nft", "flow_grpo"])
+def test_a_recipe_for_other_steps_has_the_methods_shares_of_them(method: str) -> None:
+    found = recipe(f"shapes/{method}", "10")
+    assert changes(
+        using(TARGETS["shapes"](), {"rollout.steps": 10}), replace(found, out=TrainConfig().out)
+    ) == at_steps(METHODS[method], "shapes", 10)
+
+
 @pytest.mark.parametrize("target", ["shapes", "wan", "ltx2"])
 def test_a_recipe_is_its_method_on_its_target_and_the_example_says_the_same(target: str) -> None:
     name = yaml.safe_load((EXAMPLES / f"{target}.yaml").read_text())["recipe"]
@@ -65,7 +73,8 @@ def test_a_recipe_is_its_method_on_its_target_and_the_example_says_the_same(targ
     assert recipe(name) == replace(METHODS[method](TARGETS[target]()), out=f"runs/{target}-{method}")
     assert recipe(target).out == f"runs/{target}-sage"
     assert recipe(f"{target}/flash_grpo", 6).rollout.window.at == [0, 1, 2]
-    assert (recipe(f"{target}/sage", 6), recipe("branch", "six")) == (recipe(f"{target}/sage"), recipe("branch"))
+    assert recipe(f"{target}/sage", 6) == using(recipe(f"{target}/sage"), {"rollout.steps": 6})
+    assert recipe("branch", "six") == recipe("branch")
 
 
 def test_a_misspelt_recipe_is_named() -> None:

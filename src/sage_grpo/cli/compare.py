@@ -177,16 +177,21 @@ def _check_arms(suite: Suite, names: Sequence[str]) -> None:
             )
 
 
-def start(name: str, steps: int | str | None = None) -> TrainConfig:
-    """The configuration of a recipe, or of a recipe file; `steps` is the arm's `rollout.steps` (see `sage_grpo.recipes.recipe`)."""
+def start(name: str, steps: int | str | None = None, file: str | None = None) -> TrainConfig:
+    """The configuration of a recipe, or of a recipe file; `steps` is the arm's `rollout.steps` (see `sage_grpo.recipes.recipe`). With `file`
+    its settings follow the recipe's."""
     from sage_grpo.cli.starting import from_recipe
     from sage_grpo.config.parsing import parse
     from sage_grpo.recipes import recipe
     from sage_grpo.training.config import TrainConfig
 
-    if not Path(name).is_file():
+    if file is not None:
+        words = [f"--config={file}", f"--recipe={name}"]
+    elif Path(name).is_file():
+        words = [f"--config={name}"]
+    else:
         return recipe(name, steps)
-    words = [f"--config={name}", *([] if steps is None else [f"--rollout.steps={steps}"])]
+    words += [] if steps is None else [f"--rollout.steps={steps}"]
     defaults, words = from_recipe(TrainConfig, words)
     return parse(TrainConfig, words, prog="sage-grpo compare", defaults=defaults, recipes=True)
 

@@ -41,8 +41,8 @@ def meanings() -> dict[str, dict[str, str]]:
 def recipe(name: str, steps: int | str | None = None) -> TrainConfig:
     """The configuration of this name; a method alone is on the shapes world, a target alone with SAGE.
 
-    `steps` is the run's own `rollout.steps`, if set: drawn windows then keep their relative place. An invalid text
-    changes nothing, because the option parser refuses it.
+    `steps` is the run's own `rollout.steps`, if set: numbers of the method that are shares of the steps (windows, levels) follow it. An
+    invalid text changes nothing, because the option parser refuses it.
     """
     base = name
     if name in METHODS:
@@ -55,12 +55,11 @@ def recipe(name: str, steps: int | str | None = None) -> TrainConfig:
             f"{', '.join(WHOLE)}." + (recipe_hint(name, TARGETS) or did_you_mean(name, [*TARGETS, *METHODS, *names()]))
         )
     target, _, method = base.partition("/")
-    config = WHOLE[base]() if base in WHOLE else METHODS[method](TARGETS[target]())
-    text = str(steps)
-    if config.rollout.window.kind == "drawn" and text.isdecimal() and len(text) < MOST_DIGITS and int(text):
-        config = replace(
-            config, rollout=METHODS[method](using(TARGETS[target](), {"rollout.steps": int(text)})).rollout
-        )
+    config, text = (WHOLE | TARGETS)[base if base in WHOLE else target](), str(steps)
+    if base not in WHOLE:
+        if text.isdecimal() and len(text) < MOST_DIGITS and int(text):
+            config = using(config, {"rollout.steps": int(text)})
+        config = METHODS[method](config)
     return replace(config, out=f"runs/{target}-{method}")
 
 

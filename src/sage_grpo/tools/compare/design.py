@@ -67,8 +67,10 @@ class Suite:
     """The arm that the others are compared with, seed by seed."""
     seeds: tuple[int, ...] = tuple(range(FIRST_SEED, FIRST_SEED + 8))
     """Seeds (`seed` of the configuration) of every arm."""
+    config: str | None = None
+    """A settings file of all arms, as `sage-grpo train --config` takes it: the arm's recipe stands in place of the file's."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of all arms, before the arm's own."""
+    """Settings of all arms, after those of `config` and before the arm's own."""
     iterations: int | None = None
     """Iterations of all arms; None is the recipe's."""
     points: tuple[int, ...] | None = None

@@ -71,8 +71,9 @@ def prepare(
     arms = []
     for arm in suite.arms:
         try:
-            start, steps = recipe(arm.recipe), {**suite.options, **arm.options}.get("rollout.steps")
-            config = configured(suite, arm, recipe(arm.recipe, steps))
+            steps = {**suite.options, **arm.options}.get("rollout.steps")
+            start = recipe(arm.recipe, None, suite.config)
+            config = configured(suite, arm, recipe(arm.recipe, steps, suite.config))
             check(config)
         except (ValueError, FileNotFoundError) as error:
             how = f"\n{suite.notes}" if isinstance(error, FileNotFoundError) and suite.notes else ""
