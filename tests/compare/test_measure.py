@@ -25,18 +25,19 @@ ARMS = {
     "two epochs": {"update.repeat": True, "update.updates_per_rollout": 3},
     "target": {"optimizer.target_kl": 0.01},
     "nft": {},
+    "dance_grpo": {"update.updates_per_rollout": 2},
 }
 
-QUICK = ("two epochs", "nft")
+QUICK = ("two epochs", "nft", "dance_grpo")
 
-MakeJob = Callable[[str], CompareJob]
+MakeJob = Callable[..., CompareJob]
 
 
 @pytest.fixture
 def job_of(toy_suite: Suite) -> MakeJob:
-    def make(name: str) -> CompareJob:
-        start = name if name in ("branch", "nft") else "sage"
-        arm = Arm(name=name, recipe=f"shapes/{start}", options=ARMS[name])
+    def make(name: str, **more: Any) -> CompareJob:
+        start = name if name in ("branch", "nft", "dance_grpo") else "sage"
+        arm = Arm(name=name, recipe=f"shapes/{start}", options=ARMS[name] | more)
         suite = replace(toy_suite, arms=(arm,), baseline=name, seeds=(1,), iterations=3, points=(2,))
         return prepare(suite, recipe)[0]
 
@@ -51,7 +52,8 @@ def run(job: CompareJob, bases: dict[str, Any] | None = None, **options: Any) ->
 def test_passes_are_the_samples_that_went_through_the_network(
     arm: str, job_of: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sample with a graph costs three: forward, and twice as much backward. Evaluations are not counted."""
+    """A sample with a graph costs three: forward, and twice as much backward. Evaluations are not counted, nor are clips that only ride in the
+    micro-batch of one that is trained: the count is that of micro-batches of one."""
     counted, velocity, evaluate = {"cost": 0, "on": True}, ToyModel.velocity, lab.Trainer.evaluate
     held_out: list[int] = []
 
@@ -69,12 +71,13 @@ def test_passes_are_the_samples_that_went_through_the_network(
 
     monkeypatch.setattr(ToyModel, "velocity", counting)
     monkeypatch.setattr(lab.Trainer, "evaluate", quiet)
-    row = run(replace(job_of(arm), unseen=True))
+    row = run(replace(job_of(arm, **{"batch.micro_batch": 1}), unseen=True))
     assert row["status"] == "done"
     assert held_out == [4, 4, 4, 2]  # two prompts are evaluated; the others are left for the end
     own = row["evaluations"]["2"].keys()
     assert row["evaluations"]["3"].keys() == {*own, *(f"unseen/{name}" for name in own)} >= {"total", "bright"}
     assert row["passes"]["3"] == counted["cost"] > 0
+    assert run(job_of(arm))["passes"] == row["passes"]
     assert row["passes"]["0"] == 0 < row["passes"]["2"] < row["passes"]["3"]
 
 
@@ -129,7 +132,7 @@ def replay(rows: int) -> SimpleNamespace:
 class Planned:
     """A plan of two ranks: two groups branch after 2 of 6 steps and after none of 4."""
 
-    updates, shares, equalizer = 2, (None, None), {0: 0.5}
+    updates, shares, equalizer, chosen = 2, (None, None), {0: 0.5}, None
     groups = tuple(
         SimpleNamespace(shared_steps=at, schedule=SimpleNamespace(num_steps=n)) for at, n in ((2, 6), (0, 4))
     )
@@ -146,8 +149,8 @@ class Planned:
     def replays(self, rank: int, update: int) -> list[SimpleNamespace]:
         return [replay(10 ** (2 * rank + update))]
 
-    def kl_replays(self, rank: int) -> list[SimpleNamespace]:
-        return [replay(20000), replay(20000)]
+    def kl_replays(self, rank: int) -> dict[int, list[tuple[int, float]]]:
+        return {0: [(0, 1.0)] * 20000, 1: [(0, 1.0)] * 20000}
 
 
 def recording(**budgets: int) -> lab.Recording:

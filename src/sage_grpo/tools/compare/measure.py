@@ -36,7 +36,7 @@ from sage_grpo.training.guard import HealthGuard
 from sage_grpo.training.inputs import build
 from sage_grpo.training.loop import Loop, Observer
 from sage_grpo.training.loss import Diverged
-from sage_grpo.training.plan import Plan
+from sage_grpo.training.plan import Plan, Replay
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.utils.json_schema import finite, read_object
 from sage_grpo.version import ROOT, __version__
@@ -350,12 +350,22 @@ def _batches(plan: Plan) -> list[Any]:
 
 def update_cost(plan: Plan, references: Sequence[int]) -> int:
     """Network evaluations of the updates: forward and backward 3, a reference's forward pass (reference, old policy; `references` gives how many in each
-    update) 1, measuring the step 1."""
+    update) 1, measuring the step 1. Clips that count are those that an update trains: with micro-batches of one there are no others, and larger
+    ones are a choice of the implementation, which replays them whole."""
     ranks, updates = range(len(plan.shares)), range(plan.updates)
     replayed = sum(
-        (3 + references[u]) * replay.rows for rank in ranks for u in updates for replay in plan.replays(rank, u)
+        (3 + references[u]) * _trained(plan, u, replay).rows
+        for rank in ranks
+        for u in updates
+        for replay in plan.replays(rank, u)
     )
-    return replayed + sum(replay.rows for rank in ranks for replay in plan.kl_replays(rank))
+    return replayed + sum(len(rows) for rank in ranks for rows in plan.kl_replays(rank).values())
+
+
+def _trained(plan: Plan, update: int, replay: Replay) -> Replay:
+    if plan.chosen is None:
+        return replay
+    return replace(replay, members=tuple(one for one in replay.members if one in plan.chosen[update]))
 
 
 def predicted(trainer: Trainer, step: int) -> dict[str, float]:
