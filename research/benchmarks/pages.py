@@ -29,11 +29,12 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parent))
 import pictures
 from claims import claims
-from views import FIGURE, loaded
+from views import FIGURE, TESTED, loaded
 from views import VIEWS as TABLES
 
+from sage_grpo.utils.statistics import LEVEL, holm
+
 ROOT = Path(__file__).resolve().parents[2]
-VIEWS = {**TABLES, "claims": claims}
 RESULTS = ROOT / "research" / "results"
 PLACE = re.compile(r"<!-- data: (?P<query>.*?) -->(?P<text>.*?)<!-- end -->", re.DOTALL)
 TABLE = re.compile(r"<!-- table \S+ -->.*?<!-- end of table -->", re.DOTALL)
@@ -85,6 +86,25 @@ def view(query: str) -> str:
     if not (ROOT / file).exists():
         raise ValueError(f"{query}: there is no {file}.")
     return VIEWS[name](ROOT / file, **dict(word.split("=", 1) for word in words))
+
+
+def holm_on(page: Path) -> str:
+    """The differences that a page shows, by Holm's correction over all of them."""
+    TESTED.clear()
+    for place in PLACE.finditer(page.read_text(encoding="utf-8")):
+        if not place["query"].startswith(holm_on.__name__):
+            view(place["query"])
+    tests = {str(number): (text, p) for number, (text, p) in enumerate(TESTED.values()) if not math.isnan(p)}
+    adjusted = holm({name: p for name, (_, p) in tests.items()})
+    apart = [name for name, (_, p) in tests.items() if p < 1 - LEVEL]
+    lost = [tests[name][0] for name in apart if adjusted[name] >= 1 - LEVEL]
+    return (
+        f"Of {len(tests)} differences on this page {len(apart)} have an interval without zero, and {len(apart) - len(lost)} after Holm's correction"
+        + (f": not {', '.join(lost)}." if lost else ".")
+    )
+
+
+VIEWS = {**TABLES, "claims": claims, "holm_on": holm_on}
 
 
 def refreshed(text: str) -> str:

@@ -227,7 +227,8 @@ def _shown(summary: Any, name: str, kind: str) -> str:
     signed = what.endswith("minus")
     if signed and name == summary.suite.baseline:
         return ""
-    return str(plus_minus(getattr(found, BUDGETED[what]).get(key or summary.suite.columns[0].key), signed=signed))
+    number = getattr(found, BUDGETED[what]).get(key or summary.suite.columns[0].key)
+    return _difference(number) if signed else str(plus_minus(number))
 
 
 BUDGETED = {
@@ -327,11 +328,24 @@ def pace(folder: Path, arm: str, over: str) -> str:
 
 def between(folder: Path, arm: str, other: str, column: str = "Overall") -> str:
     """Difference of an arm's end from another's, seed by seed, and prompt by prompt where the rows have those."""
-    from sage_grpo.tools.compare.report import plus_minus
     from sage_grpo.tools.compare.summary import cells, difference, end
 
     ours, theirs = (cells({row["seed"]: row for row in _runs(folder, name)}, column, end) for name in (arm, other))
-    return plus_minus(difference(ours, theirs), signed=True)
+    return _difference(difference(ours, theirs))
+
+
+def _difference(found: Any) -> str:
+    """An interval of a difference, which is remembered for `pages.holm_on`."""
+    from sage_grpo.tools.compare.report import plus_minus
+
+    text = str(plus_minus(found, signed=True))
+    if found is not None:
+        TESTED[found.mean, found.half] = text, found.p
+    return text
+
+
+TESTED: dict[tuple[float, float], tuple[str, float]] = {}
+"""Differences that were shown since this was emptied: their text and their p."""
 
 
 def value(folder: Path, arm: str, column: str = "", kind: str = "final") -> str:
@@ -343,13 +357,12 @@ def value(folder: Path, arm: str, column: str = "", kind: str = "final") -> str:
 
     summary = summary_of(folder)
     found, key = summary.arms[arm], column or summary.suite.columns[0].key
-    if kind in ("final", "difference"):
-        return plus_minus(getattr(found, kind)[key], signed=kind == "difference")
     if kind == "base":
         return plain(found.base[key])
     if kind == "way":
         return share(found.way)
-    return plus_minus(getattr(found, kind).get(key), signed=kind.endswith("difference"))
+    number = getattr(found, kind).get(key)
+    return _difference(number) if kind.endswith("difference") else plus_minus(number)
 
 
 def budgets(folder: Path) -> str:
@@ -365,9 +378,9 @@ def budgets(folder: Path) -> str:
             f"{arm.passes:,.0f}",
             plus_minus(arm.final[first]),
             plus_minus(arm.clips[first]),
-            plus_minus(arm.clips_difference.get(first), signed=True) if arm.clips_difference else "",
+            _difference(arm.clips_difference.get(first)) if arm.clips_difference else "",
             plus_minus(arm.equal[first]),
-            plus_minus(arm.equal_difference.get(first), signed=True) if arm.equal_difference else "",
+            _difference(arm.equal_difference.get(first)) if arm.equal_difference else "",
         ]
         for arm in summary.arms.values()
     ]
@@ -399,10 +412,9 @@ def gap_at_equal(folder: Path, column: str, value: str, arm: str, other: str) ->
 
 
 def _minus(ours: dict[int, float], theirs: dict[int, float]) -> str:
-    from sage_grpo.tools.compare.report import plus_minus
     from sage_grpo.utils.statistics import paired_interval
 
-    return plus_minus(paired_interval(ours, theirs), signed=True) if len(ours.keys() & theirs.keys()) > 1 else ""
+    return _difference(paired_interval(ours, theirs)) if len(ours.keys() & theirs.keys()) > 1 else ""
 
 
 def _reached(folder: Path, arm: str, column: str, value: float) -> dict[int, float]:
