@@ -29,10 +29,8 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parent))
 import pictures
 from claims import claims
-from views import FIGURE, TESTED, loaded
+from views import FIGURE, TESTED, corrected, loaded
 from views import VIEWS as TABLES
-
-from sage_grpo.utils.statistics import LEVEL, holm
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "research" / "results"
@@ -88,23 +86,33 @@ def view(query: str) -> str:
     return VIEWS[name](ROOT / file, **dict(word.split("=", 1) for word in words))
 
 
-def holm_on(page: Path) -> str:
-    """The differences that a page shows, by Holm's correction over all of them."""
+def notes_on(page: Path) -> str:
+    """Notes on a page: its differences by Holm's correction over all of them, and comparisons with rows of code that no commit has."""
     TESTED.clear()
+    folders: set[str] = set()
     for place in PLACE.finditer(page.read_text(encoding="utf-8")):
-        if not place["query"].startswith(holm_on.__name__):
-            view(place["query"])
-    tests = {str(number): (text, p) for number, (text, p) in enumerate(TESTED.values()) if not math.isnan(p)}
-    adjusted = holm({name: p for name, (_, p) in tests.items()})
-    apart = [name for name, (_, p) in tests.items() if p < 1 - LEVEL]
-    lost = [tests[name][0] for name in apart if adjusted[name] >= 1 - LEVEL]
-    return (
-        f"Of {len(tests)} differences on this page {len(apart)} have an interval without zero, and {len(apart) - len(lost)} after Holm's correction"
-        + (f": not {', '.join(lost)}." if lost else ".")
-    )
+        name, file, *words = shlex.split(place["query"])
+        if name == notes_on.__name__:
+            continue
+        view(place["query"])
+        if name == "answers":
+            part = yaml.safe_load((ROOT / file).read_text(encoding="utf-8"))[words[0].removeprefix("part=")]
+            folders |= {figure[2] for figure in FIGURE.finditer(str(part))}
+        folders |= {Path(file).name, *(word.removeprefix("suite=") for word in words)}
+    count, apart, lost = corrected()
+    text = f"Holm's correction: {apart} of {count} differences on this page have an interval without zero, {apart - len(lost)} after it"
+    text += f" (not {', '.join(text.replace(' ', '') for text in lost)})." if lost else "."
+    rows = [RESULTS / name for name in sorted(folders) if (RESULTS / name / "runs.jsonl").is_file()]
+    changed = ", ".join(f"`{folder.name}`" for folder in rows if uncommitted(folder))
+    return text + (f" `+changes`: {changed}." if changed else "")
 
 
-VIEWS = {**TABLES, "claims": claims, "holm_on": holm_on}
+def uncommitted(folder: Path) -> bool:
+    """True where a row's commit ends in +changes."""
+    return any(str(row.get("commit")).endswith("+changes") for row in loaded(folder)[1])
+
+
+VIEWS = {**TABLES, "claims": claims, "notes_on": notes_on}
 
 
 def refreshed(text: str) -> str:

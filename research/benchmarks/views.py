@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import operator
 import re
 import shlex
@@ -12,7 +13,6 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
-from decimal import ROUND_CEILING, Decimal
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -157,25 +157,6 @@ def memory_by_gpus(file: Path) -> str:
     from scale_table import table
 
     return table()
-
-
-def peaks(file: Path) -> str:
-    """Distance of measured peaks of memory from the formula, at most: a bound in per cent, which holds because it is rounded up."""
-    found = json.loads(file.read_text())
-    gaps = []
-    for part in found.values():
-        if isinstance(part, dict) and "formula_gib" in part:
-            formula = sum(part["formula_gib"].values())
-            gaps += [abs(part[kind]["gib_peak"] / formula - 1) for kind in ("plain", "fsdp") if kind in part]
-    # Rounded up, so that the bound holds; from the shortest decimal of the float, as 0.02 is a bound of 2%.
-    return f"{(100 * Decimal(repr(max(gaps)))).to_integral_value(ROUND_CEILING)}%"
-
-
-def iteration(file: Path) -> str:
-    """Passes and seconds of an iteration at full size, by method."""
-    from branch_iteration import HEADS, cells, rows
-
-    return _table(HEADS, [cells(row) for row in rows(file)])
 
 
 def loaded(folder: Path) -> tuple[Any, list[dict[str, Any]], str]:
@@ -335,7 +316,7 @@ def between(folder: Path, arm: str, other: str, column: str = "Overall") -> str:
 
 
 def _difference(found: Any) -> str:
-    """An interval of a difference, which is remembered for `pages.holm_on`."""
+    """An interval of a difference, which is remembered for `pages.notes_on`."""
     from sage_grpo.tools.compare.report import plus_minus
 
     text = str(plus_minus(found, signed=True))
@@ -346,6 +327,16 @@ def _difference(found: Any) -> str:
 
 TESTED: dict[tuple[float, float], tuple[str, float]] = {}
 """Differences that were shown since this was emptied: their text and their p."""
+
+
+def corrected() -> tuple[int, int, list[str]]:
+    """How many of them there are, how many have an interval without zero, and those of these that Holm's correction over all leaves undecided."""
+    from sage_grpo.utils.statistics import LEVEL, holm
+
+    tests = {str(number): (text, p) for number, (text, p) in enumerate(TESTED.values()) if not math.isnan(p)}
+    adjusted = holm({name: p for name, (_, p) in tests.items()})
+    apart = [name for name, (_, p) in tests.items() if p < 1 - LEVEL]
+    return len(tests), len(apart), [tests[name][0] for name in apart if adjusted[name] >= 1 - LEVEL]
 
 
 def value(folder: Path, arm: str, column: str = "", kind: str = "final") -> str:
@@ -520,4 +511,4 @@ VIEWS: dict[str, Callable[..., str]] = {
     for name, function in vars().items()
     if callable(function) and function.__module__ == __name__ and not name.startswith("_")
 }
-"""By name; all of them give Markdown but `read`, `loaded` and `summary_of`, which serve the others."""
+"""By name; all of them give Markdown but `read`, `loaded`, `summary_of` and `corrected`, which serve the others."""
