@@ -29,11 +29,10 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parent))
 import pictures
 from claims import claims
-from views import FIGURE, loaded
+from views import FIGURE, TESTED, corrected, loaded
 from views import VIEWS as TABLES
 
 ROOT = Path(__file__).resolve().parents[2]
-VIEWS = {**TABLES, "claims": claims}
 RESULTS = ROOT / "research" / "results"
 PLACE = re.compile(r"<!-- data: (?P<query>.*?) -->(?P<text>.*?)<!-- end -->", re.DOTALL)
 TABLE = re.compile(r"<!-- table \S+ -->.*?<!-- end of table -->", re.DOTALL)
@@ -85,6 +84,35 @@ def view(query: str) -> str:
     if not (ROOT / file).exists():
         raise ValueError(f"{query}: there is no {file}.")
     return VIEWS[name](ROOT / file, **dict(word.split("=", 1) for word in words))
+
+
+def notes_on(page: Path) -> str:
+    """Notes on a page: its differences by Holm's correction over all of them, and comparisons with rows of code that no commit has."""
+    TESTED.clear()
+    folders: set[str] = set()
+    for place in PLACE.finditer(page.read_text(encoding="utf-8")):
+        name, file, *words = shlex.split(place["query"])
+        if name == notes_on.__name__:
+            continue
+        view(place["query"])
+        if name == "answers":
+            part = yaml.safe_load((ROOT / file).read_text(encoding="utf-8"))[words[0].removeprefix("part=")]
+            folders |= {figure[2] for figure in FIGURE.finditer(str(part))}
+        folders |= {Path(file).name, *(word.removeprefix("suite=") for word in words)}
+    count, apart, lost = corrected()
+    text = f"Holm's correction: {apart} of {count} differences on this page have an interval without zero, {apart - len(lost)} after it"
+    text += f" (not {', '.join(text.replace(' ', '') for text in lost)})." if lost else "."
+    rows = [RESULTS / name for name in sorted(folders) if (RESULTS / name / "runs.jsonl").is_file()]
+    changed = ", ".join(f"`{folder.name}`" for folder in rows if uncommitted(folder))
+    return text + (f" `+changes`: {changed}." if changed else "")
+
+
+def uncommitted(folder: Path) -> bool:
+    """True where a row's commit ends in +changes."""
+    return any(str(row.get("commit")).endswith("+changes") for row in loaded(folder)[1])
+
+
+VIEWS = {**TABLES, "claims": claims, "notes_on": notes_on}
 
 
 def refreshed(text: str) -> str:

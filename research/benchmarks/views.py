@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import operator
 import re
 import shlex
@@ -12,7 +13,6 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
-from decimal import ROUND_CEILING, Decimal
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -159,25 +159,6 @@ def memory_by_gpus(file: Path) -> str:
     return table()
 
 
-def peaks(file: Path) -> str:
-    """Distance of measured peaks of memory from the formula, at most: a bound in per cent, which holds because it is rounded up."""
-    found = json.loads(file.read_text())
-    gaps = []
-    for part in found.values():
-        if isinstance(part, dict) and "formula_gib" in part:
-            formula = sum(part["formula_gib"].values())
-            gaps += [abs(part[kind]["gib_peak"] / formula - 1) for kind in ("plain", "fsdp") if kind in part]
-    # Rounded up, so that the bound holds; from the shortest decimal of the float, as 0.02 is a bound of 2%.
-    return f"{(100 * Decimal(repr(max(gaps)))).to_integral_value(ROUND_CEILING)}%"
-
-
-def iteration(file: Path) -> str:
-    """Passes and seconds of an iteration at full size, by method."""
-    from branch_iteration import HEADS, cells, rows
-
-    return _table(HEADS, [cells(row) for row in rows(file)])
-
-
 def loaded(folder: Path) -> tuple[Any, list[dict[str, Any]], str]:
     """A comparison: what was asked for, the rows that count, and the command."""
     from sage_grpo.tools.compare import store
@@ -227,7 +208,8 @@ def _shown(summary: Any, name: str, kind: str) -> str:
     signed = what.endswith("minus")
     if signed and name == summary.suite.baseline:
         return ""
-    return str(plus_minus(getattr(found, BUDGETED[what]).get(key or summary.suite.columns[0].key), signed=signed))
+    number = getattr(found, BUDGETED[what]).get(key or summary.suite.columns[0].key)
+    return _difference(number) if signed else str(plus_minus(number))
 
 
 BUDGETED = {
@@ -327,11 +309,34 @@ def pace(folder: Path, arm: str, over: str) -> str:
 
 def between(folder: Path, arm: str, other: str, column: str = "Overall") -> str:
     """Difference of an arm's end from another's, seed by seed, and prompt by prompt where the rows have those."""
-    from sage_grpo.tools.compare.report import plus_minus
     from sage_grpo.tools.compare.summary import cells, difference, end
 
     ours, theirs = (cells({row["seed"]: row for row in _runs(folder, name)}, column, end) for name in (arm, other))
-    return plus_minus(difference(ours, theirs), signed=True)
+    return _difference(difference(ours, theirs))
+
+
+def _difference(found: Any) -> str:
+    """An interval of a difference, which is remembered for `pages.notes_on`."""
+    from sage_grpo.tools.compare.report import plus_minus
+
+    text = str(plus_minus(found, signed=True))
+    if found is not None:
+        TESTED[found.mean, found.half] = text, found.p
+    return text
+
+
+TESTED: dict[tuple[float, float], tuple[str, float]] = {}
+"""Differences that were shown since this was emptied: their text and their p."""
+
+
+def corrected() -> tuple[int, int, list[str]]:
+    """How many of them there are, how many have an interval without zero, and those of these that Holm's correction over all leaves undecided."""
+    from sage_grpo.utils.statistics import LEVEL, holm
+
+    tests = {str(number): (text, p) for number, (text, p) in enumerate(TESTED.values()) if not math.isnan(p)}
+    adjusted = holm({name: p for name, (_, p) in tests.items()})
+    apart = [name for name, (_, p) in tests.items() if p < 1 - LEVEL]
+    return len(tests), len(apart), [tests[name][0] for name in apart if adjusted[name] >= 1 - LEVEL]
 
 
 def value(folder: Path, arm: str, column: str = "", kind: str = "final") -> str:
@@ -343,13 +348,12 @@ def value(folder: Path, arm: str, column: str = "", kind: str = "final") -> str:
 
     summary = summary_of(folder)
     found, key = summary.arms[arm], column or summary.suite.columns[0].key
-    if kind in ("final", "difference"):
-        return plus_minus(getattr(found, kind)[key], signed=kind == "difference")
     if kind == "base":
         return plain(found.base[key])
     if kind == "way":
         return share(found.way)
-    return plus_minus(getattr(found, kind).get(key), signed=kind.endswith("difference"))
+    number = getattr(found, kind).get(key)
+    return _difference(number) if kind.endswith("difference") else plus_minus(number)
 
 
 def budgets(folder: Path) -> str:
@@ -365,9 +369,9 @@ def budgets(folder: Path) -> str:
             f"{arm.passes:,.0f}",
             plus_minus(arm.final[first]),
             plus_minus(arm.clips[first]),
-            plus_minus(arm.clips_difference.get(first), signed=True) if arm.clips_difference else "",
+            _difference(arm.clips_difference.get(first)) if arm.clips_difference else "",
             plus_minus(arm.equal[first]),
-            plus_minus(arm.equal_difference.get(first), signed=True) if arm.equal_difference else "",
+            _difference(arm.equal_difference.get(first)) if arm.equal_difference else "",
         ]
         for arm in summary.arms.values()
     ]
@@ -399,10 +403,9 @@ def gap_at_equal(folder: Path, column: str, value: str, arm: str, other: str) ->
 
 
 def _minus(ours: dict[int, float], theirs: dict[int, float]) -> str:
-    from sage_grpo.tools.compare.report import plus_minus
     from sage_grpo.utils.statistics import paired_interval
 
-    return plus_minus(paired_interval(ours, theirs), signed=True) if len(ours.keys() & theirs.keys()) > 1 else ""
+    return _difference(paired_interval(ours, theirs)) if len(ours.keys() & theirs.keys()) > 1 else ""
 
 
 def _reached(folder: Path, arm: str, column: str, value: float) -> dict[int, float]:
@@ -508,4 +511,4 @@ VIEWS: dict[str, Callable[..., str]] = {
     for name, function in vars().items()
     if callable(function) and function.__module__ == __name__ and not name.startswith("_")
 }
-"""By name; all of them give Markdown but `read`, `loaded` and `summary_of`, which serve the others."""
+"""By name; all of them give Markdown but `read`, `loaded`, `summary_of` and `corrected`, which serve the others."""

@@ -6,7 +6,9 @@ import math
 import random
 
 import pytest
+import torch
 
+from sage_grpo.tools.compare.summary import Cell, difference
 from sage_grpo.utils.statistics import Z95, crossed_interval, holm, mean_interval, paired_interval, t_quantile
 
 TABLE = {1: 12.7062, 2: 4.3027, 3: 3.1824, 7: 2.3646, 30: 2.0423}
@@ -69,23 +71,55 @@ def test_the_p_value_is_of_both_sides_whatever_the_sign_and_certain_without_spre
     assert paired_interval({1: 3.0, 2: 4.0}, {1: 3.0, 2: 4.0}).p == 1.0
 
 
-def test_an_interval_over_seeds_and_prompts_is_that_of_a_bootstrap_over_both() -> None:
-    """Rows and columns drawn again with replacement, 1,500 times; closed form with n for n - 1."""
-    rng = random.Random(5)
-    seeds, prompts = 12, 16
-    of_seed = [rng.gauss(0, 0.3) for _ in range(seeds)]
-    of_prompt = [rng.gauss(0, 0.8) for _ in range(prompts)]
-    table = [[1.0 + a + b + rng.gauss(0, 0.5) for b in of_prompt] for a in of_seed]
-    found = crossed_interval(table)
-    assert found.mean == pytest.approx(sum(map(sum, table)) / (seeds * prompts))
-    error = found.half / t_quantile(0.975, seeds - 1)
-    means = []
-    for _ in range(1500):
-        rows = rng.choices(table, k=seeds)
-        columns = rng.choices(range(prompts), k=prompts)
-        means.append(sum(row[column] for row in rows for column in columns) / (seeds * prompts))
-    middle = sum(means) / len(means)
-    drawn = math.sqrt(sum((mean - middle) ** 2 for mean in means) / len(means))
-    assert error == pytest.approx(drawn, rel=0.12)  # 4% by n - 1, the rest by 1,500 draws
-    of_seeds_alone = mean_interval([sum(row) / prompts for row in table])
-    assert found.half > 1.5 * of_seeds_alone.half
+PARTS = [(1.0, 0.0, 0.01), (0.0, 1.0, 0.01), (0.0, 0.0, 1.0), (0.3, 0.3, 1.0)]
+"""Standard deviations of seeds, of prompts and of the rest: each alone, and together."""
+
+
+@pytest.mark.parametrize("deviations", PARTS)
+def test_95_of_100_intervals_over_seeds_and_prompts_hold_the_true_mean(
+    deviations: tuple[float, float, float],
+) -> None:
+    """Every part counts, once, and with its own degrees of freedom. Where there is neither a seed's nor a prompt's part, theirs are still estimated, and
+    the interval is a little long."""
+    draws = 1500
+    hits = sum(
+        abs(crossed_interval(table).mean) <= crossed_interval(table).half for table in drawn(deviations, 8, 24, draws)
+    )
+    assert 0.935 < hits / draws < (0.965 if any(deviations[:2]) else 0.993)
+
+
+def test_95_of_100_paired_differences_hold_the_true_one() -> None:
+    """Arms share the prompts' parts and the seeds', and each has its own of both: pairing takes out the first and keeps the second."""
+    draws, hits, shorter = 800, 0, 0
+    shape = (4, 16, draws)
+    shared, own = drawn((0.5, 1.0, 0.1), *shape), drawn((0.3, 0.3, 0.2), *shape)
+    for common, extra in zip(shared, own):
+        theirs = {seed: Cell(sum(row) / len(row), tuple(row)) for seed, row in enumerate(common)}
+        rows = [[x + y + 1.0 for x, y in zip(*pair)] for pair in zip(common, extra)]
+        ours = {seed: Cell(sum(row) / len(row), tuple(row)) for seed, row in enumerate(rows)}
+        found = difference(ours, theirs)
+        hits += found.low <= 1.0 <= found.high
+        shorter += found.half < crossed_interval(rows).half
+    assert 0.93 < hits / draws < 0.975
+    assert shorter > 0.8 * draws
+
+
+def drawn(deviations: tuple[float, float, float], seeds: int, prompts: int, count: int) -> list[list[list[float]]]:
+    """Tables of scores by seed and prompt around a mean of 0."""
+    generator = torch.Generator().manual_seed(round(100 * sum(deviations)) + seeds)
+    shapes = ((seeds, 1), (1, prompts), (seeds, prompts))
+    parts = [
+        size * torch.randn(count, *shape, generator=generator, dtype=torch.float64)
+        for size, shape in zip(deviations, shapes)
+    ]
+    tables: list[list[list[float]]] = sum(parts, torch.zeros(())).tolist()
+    return tables
+
+
+def test_an_interval_over_seeds_and_prompts_by_hand() -> None:
+    """Two seeds, two prompts: 0, 2 / 4, 10. Mean squares 36, 16 and 4, so that the variance is (36 + 16 - 4) / 4 = 12."""
+    found = crossed_interval([[0.0, 2.0], [4.0, 10.0]])
+    assert (found.mean, found.count) == (4.0, 2)
+    assert found.half == pytest.approx(t_quantile(0.975, 1) * math.sqrt(12))
+    assert crossed_interval([[1.0, 2.0], [1.0, 2.0]]).half == pytest.approx(t_quantile(0.975, 1) * 0.5)
+    assert crossed_interval([[1.0, 1.0], [1.0, 1.0]]).half == 0.0

@@ -1,7 +1,8 @@
 """Means with their intervals, paired differences, and Student's t, with the standard library alone.
 
 Values (seeds, prompts) are independent draws of one distribution that is taken to be near normal: the mean of n of them has a t interval with n - 1
-degrees of freedom. Arms with the same seeds share prompts and noise, so that their differences are compared seed by seed.
+degrees of freedom. Scores by seed and prompt have two kinds of draws (`crossed_interval`). Arms with the same seeds share prompts and noise, so that
+their differences are compared seed by seed.
 
 Not scipy: nothing else here needs it, it would add 100 MB to an installation, and Student's t is thirty lines.
 """
@@ -44,7 +45,8 @@ class Interval:
 def mean_interval(values: Sequence[float]) -> Interval:
     if len(values) < 2:
         return Interval(values[0] if values else math.nan, math.nan, len(values))
-    return _interval(statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values)), len(values))
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return _interval(statistics.fmean(values), error, len(values), len(values) - 1)
 
 
 def paired_interval(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Interval:
@@ -53,18 +55,17 @@ def paired_interval(ours: Mapping[int, float], theirs: Mapping[int, float]) -> I
     return mean_interval([ours[seed] - theirs[seed] for seed in seeds])
 
 
-def _interval(mean: float, error: float, count: int) -> Interval:
+def _interval(mean: float, error: float, count: int, freedom: int) -> Interval:
     """The t interval of a mean with this standard error, and the chance of one this far from 0, of either sign, if 0 is the truth."""
-    p = 2 * (1 - t_cdf(abs(mean) / error, count - 1)) if error else float(mean == 0)
-    return Interval(mean, t_quantile(0.5 + LEVEL / 2, count - 1) * error, count, p)
+    p = 2 * (1 - t_cdf(abs(mean) / error, freedom)) if error else float(mean == 0)
+    return Interval(mean, t_quantile(0.5 + LEVEL / 2, freedom) * error, count, p)
 
 
 def crossed_interval(values: Sequence[Sequence[float]]) -> Interval:
     """Mean over seeds (rows) and prompts (columns) of scores or of differences, with an interval for other seeds and other prompts.
 
-    All seeds see the same prompts, so that a mean over seeds alone has an interval for these prompts only. The variance is the one that a bootstrap
-    over seeds and prompts has: with a score split into mean, seed, prompt and rest, those of the three parts over their numbers; with n - 1 for n,
-    and Student's t by the seeds.
+    All seeds see the same prompts, so that a mean over seeds alone has an interval for these prompts only. Seeds and prompts are crossed random
+    effects (docs/method.md, "Intervals"): the variances of the three parts by their mean squares, and degrees of freedom by Satterthwaite.
     """
     seeds, prompts = len(values), len(values[0]) if values else 0
     if not prompts:
@@ -74,13 +75,14 @@ def crossed_interval(values: Sequence[Sequence[float]]) -> Interval:
     if seeds < 2 or prompts < 2:
         return Interval(mean, math.nan, seeds)
     by_prompt = [statistics.fmean(column) for column in zip(*values)]
-    rest = [x - a - b + mean for row, a in zip(values, by_seed) for x, b in zip(row, by_prompt)]
-    variance = (
-        statistics.variance(by_seed) / seeds
-        + statistics.variance(by_prompt) / prompts
-        + sum(x * x for x in rest) / ((seeds - 1) * (prompts - 1)) / (seeds * prompts)
-    )
-    return _interval(mean, math.sqrt(variance), seeds)
+    residuals = [x - a - b + mean for row, a in zip(values, by_seed) for x, b in zip(row, by_prompt)]
+    free = (seeds - 1, prompts - 1, (seeds - 1) * (prompts - 1))
+    rest = sum(x * x for x in residuals) / free[2] / (seeds * prompts)
+    of_seeds, of_prompts = statistics.variance(by_seed) / seeds, statistics.variance(by_prompt) / prompts
+    variance = max(of_seeds - rest, 0.0) + max(of_prompts - rest, 0.0) + rest  # both have the rest's share in them
+    spread = sum(part * part / n for part, n in zip((of_seeds, of_prompts, rest), free))
+    freedom = round(variance * variance / spread) if spread else 0
+    return _interval(mean, math.sqrt(variance), seeds, max(1, freedom))
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:

@@ -44,7 +44,7 @@ class Column:
     higher: bool = True
     """True where more is better."""
     ceiling: float | None = None
-    """The best possible score, where known; scores are then also given as a share of the gap from the base to it."""
+    """Score of perfect clips, where known, which is no bound; scores are then also given as a share of the gap from the base to it."""
 
     @property
     def title(self) -> str:

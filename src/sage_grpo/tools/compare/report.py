@@ -143,7 +143,7 @@ def text(summary: Summary, rows: Sequence[Mapping[str, Any]], figures: Sequence[
 
 
 READING = (
-    "Mean ± half of the 95% interval: over seeds and prompts where rows have scores by prompt (a bootstrap's variance over both, Student's t by the seeds), "
+    "Mean ± half of the 95% interval: over seeds and prompts where rows have scores by prompt (docs/method.md, Intervals), "
     "else over seeds. Differences are taken seed by seed, and prompt by prompt, where both arms ended; their intervals are plain (each for itself), the p "
     "values are adjusted for the number of arms (Holm). Runs that diverged or failed are counted and in no mean. Passes are samples through the network in "
     "training: 1 forward, 3 forward and backward; clips are those that were scored. At a budget of the suite a score is measured after the last iteration "
