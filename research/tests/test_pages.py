@@ -65,3 +65,25 @@ def test_sentences_are_filled_in_from_the_rows(tmp_path) -> None:
 )
 def test_a_difference_in_words(difference: str, words: str) -> None:
     assert claims.than(difference) == words
+
+
+def test_notes_correct_for_all_differences_of_a_page_and_name_uncommitted_code(tmp_path, monkeypatch) -> None:
+    """Of three, .01 and .04 are below .05 and .04 is not once it is doubled; what stood on another page does not count."""
+    shown = iter([("-0.3 ± 0.1", 0.01), ("+0.2 ± 0.1", 0.04), ("+0.1 ± 0.2", 0.5), ("", float("nan"))])
+    monkeypatch.setitem(pages.TESTED, (9.0, 9.0), ("of another page", 0.001))
+
+    def show(query: str) -> str:
+        text, p = next(shown)
+        pages.TESTED[len(pages.TESTED), 0.0] = text, p
+        return text
+
+    monkeypatch.setattr(pages, "view", show)
+    page = tmp_path / "page.md"
+    folders = ("heat", "headline", "headline")
+    places = [f"<!-- data: value research/results/{name} arm=x -->?<!-- end -->" for name in folders]
+    answers = "<!-- data: answers research/results/answers.yaml part=table2 -->?<!-- end -->"
+    page.write_text("\n".join([*places, answers, "<!-- data: notes_on page.md -->?<!-- end -->"]))
+    assert pages.notes_on(page) == (
+        "Holm's correction: 2 of 3 differences on this page have an interval without zero, 1 after it (not +0.2±0.1). "
+        "`+changes`: `heat`, `strategy`, `table2`, `table2_a`."
+    )
