@@ -36,7 +36,7 @@ tags: [hunyuanvideo-1.5, miniature, synthetic]
 # Shapes: a miniature HunyuanVideo-1.5
 
 A complete `HunyuanVideo15Pipeline` of diffusers' own classes, small enough for a CPU. It draws clips of one moving
-object (shape, colour, motion, speed, size, background) and was trained from scratch on rendered clips only. Its
+object (shape, color, motion, speed, size, background) and was trained from scratch on rendered clips only. Its
 training data are imperfect on purpose - wrong words in captions, shaking motion, blur, noise - so that reinforcement
 learning has something to improve. It knows nothing else.
 

@@ -276,7 +276,7 @@ def readiness(spec: RewardSpec) -> Readiness:
     if key and not os.environ.get(key, "").strip():
         # its name is not shown: it may be the key itself
         missing.append("the environment variable that key_env names is empty")
-    notes = ("the server is asked when it is tried out",) if facts.network else ()
+    notes = ("the server is called when the reward is tried out",) if facts.network else ()
     return Readiness(tuple(missing), tuple(dict.fromkeys(downloads)), notes)
 
 

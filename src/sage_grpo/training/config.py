@@ -95,7 +95,7 @@ class RolloutConfig:
                 raise ValueError(f"rollout.{name} needs a window: with window.kind all every step explores.")
         if self.after_steps is not None and self.after_fraction < 1:
             raise ValueError(
-                f"rollout.after_fraction {self.after_fraction:g} and rollout.after_steps {self.after_steps} say the same thing twice: leave "
+                f"rollout.after_fraction {self.after_fraction:g} and rollout.after_steps {self.after_steps} set the same thing twice: leave "
                 "one of them out."
             )
 
