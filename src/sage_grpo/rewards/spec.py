@@ -73,7 +73,7 @@ class RewardSpec:
     device: Speed[str] = ""
     """Device on which the reward stays loaded ("cuda:1"); empty shares the run's device."""
     overlap: Speed[bool] = False
-    """Score in a separate thread, in parallel with other rewards; for rewards that wait for a network."""
+    """Score in a separate thread; for rewards that wait for a network."""
     try_out: Speed[bool] = True
     """Test the reward with a small clip before training starts."""
 

@@ -61,7 +61,7 @@ class RolloutConfig:
     window: Window = Window()
     """Steps that add noise."""
     deterministic_last: bool | None = None
-    """End with an ODE step. None leaves it to the sampler, which does so where it would leave noise; false is the paper's."""
+    """End with an ODE step; None does so if the sampler would leave noise, false is the paper's."""
     same_noise: bool = False
     """Start a group's clips from the same noise, so that they differ by exploration only."""
     share: bool = True
