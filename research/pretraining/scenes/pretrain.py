@@ -26,8 +26,8 @@ tags: [wan, miniature, synthetic]
 
 # Scenes: a small Wan
 
-A complete `WanPipeline` of diffusers' classes, small enough for a CPU. It draws clips of one to three textured objects
-that move through a meadow, a desert, snow or a city at night, while the camera may pan, and nothing else. It was
+A complete `WanPipeline` of diffusers' classes, small enough for a CPU. It draws only clips of one to three textured
+objects that move through a meadow, a desert, snow or a city at night, while the camera may pan. It was
 trained from scratch on rendered clips with deliberate flaws: wrong words in captions, shaking motion, blur and noise.
 Reinforcement learning can remove these.
 
