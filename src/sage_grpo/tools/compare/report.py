@@ -56,7 +56,10 @@ def _scores(summary: Summary) -> list[str]:
     if suite.clips is not None:
         title = f"{first.title} at {_whole(suite.clips)} clips"
         more.append((title, "", lambda arm: plus_minus(arm.clips.get(first.key))))
-    more += [("network evaluations", "0", lambda arm: _whole(arm.passes)), ("updates", "0", lambda arm: _whole(arm.updates))]
+    more += [
+        ("network evaluations", "0", lambda arm: _whole(arm.passes)),
+        ("updates", "0", lambda arm: _whole(arm.updates)),
+    ]
     heads = ["arm", "seeds", "iterations", *(column.title for column in suite.columns), *(head for head, _, _ in more)]
     rows = []
     for names, base in _bases(summary):
