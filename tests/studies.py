@@ -26,7 +26,7 @@ from sage_grpo.types import Sound
 from sage_grpo.utils.video import write_mp4
 
 BRIGHTNESS = {"sage": 200, "flow": 120, "base": 40}
-"""Method -> grey of its clips: what a browser sees tells the method."""
+"""Method -> gray of its clips: what a browser sees tells the method."""
 
 
 def folders(

@@ -241,7 +241,7 @@ def test_checks_of_pretrained_files(tmp_path: Path) -> None:
         ({"a": {"num_blocks": 1e9}}, "num_blocks is"),
         ({"attn_implementation": "owner/kernel"}, "fetched from the hub"),
         ({"_experts_implementation_internal": {"a": "owner/kernel"}}, "fetched from the hub"),
-        ({"quantization_config": {"bits": 4}}, "Quantised weights are not read"),
+        ({"quantization_config": {"bits": 4}}, "Quantized weights are not read"),
     ],
 )
 def test_what_a_network_s_configuration_may_ask_for(values: dict[str, Any], said: str) -> None:
@@ -270,7 +270,7 @@ def test_the_api_refuses_what_it_cannot_do_and_saves_clips_with_sound(tmp_path: 
         assert not settings.__required_keys__
     with pytest.raises(ConfigError, match=r"evaluate has no option 'micro'; it has .*micro_batch"):
         api.evaluate(micro=3)  # type: ignore[call-overload]
-    with pytest.raises(ConfigError, match="no model object"):
+    with pytest.raises(ConfigError, match="not a model object"):
         api.evaluate_pairs(model=object())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="train needs a TrainConfig"):
         api.train("shapes/sage")  # type: ignore[arg-type]

@@ -137,7 +137,7 @@ def _curve(axis: Any, curve: Any, label: str, color: str) -> None:
 
 
 def stamped(picture: bytes, mark: str) -> bytes:
-    """A figure in 256 colours, a third of the bytes, with a digest in it."""
+    """A figure in 256 colors, a third of the bytes, with a digest in it."""
     from PIL import Image
     from PIL.PngImagePlugin import PngInfo
 

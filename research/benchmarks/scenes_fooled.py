@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python research/benchmarks/scenes_fooled.py REWARD --prompts 64 --out fooled.json
 
-REWARD is a folder that `python -m research.pretraining.scenes reward` wrote. Annotators like colour and change, and neither they nor the network look at every frame. Where
+REWARD is a folder that `python -m research.pretraining.scenes reward` wrote. Annotators like color and change, and neither they nor the network look at every frame. Where
 the learned total of a row is above that of clean clips while the true one is below, a policy that makes such clips is paid for making worse ones.
 """
 

@@ -424,7 +424,7 @@ def _where_reached(row: dict[str, Any], column: str, value: float, key: str) -> 
 
 
 def seeds_beyond(folder: Path, arm: str, column: str = "Overall", share: str = "", below_base: str = "") -> str:
-    """In how many seeds a run ended beyond a share of the way to the ceiling, or (below_base=yes) below where it began."""
+    """In how many seeds a run ended beyond a share of the gap closed, or (below_base=yes) below where it began."""
     key = next(one for one in summary_of(folder).suite.columns if one.key == column)
     found = []
     for row in _runs(folder, arm):

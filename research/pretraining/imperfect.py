@@ -36,7 +36,7 @@ def blur(videos: Tensor, strength: Tensor) -> Tensor:
     reach = int(3 * float(sigma.max()) + 0.999)
     taps = torch.arange(-reach, reach + 1, device=videos.device)
     kernel = torch.exp(-0.5 * (taps / sigma).square())
-    kernel = kernel * (taps.abs() <= 3 * sigma)  # so a clip's blur does not depend on its neighbours
+    kernel = kernel * (taps.abs() <= 3 * sigma)  # so a clip's blur does not depend on its neighbors
     kernel = kernel / kernel.sum(1, keepdim=True)
     for axis in (2, 3):
         at = torch.arange(videos.shape[axis], device=videos.device)

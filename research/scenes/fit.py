@@ -87,7 +87,7 @@ class MotionFit:
     angle: Tensor
     """Best turn at the start, B x G x verbs, in [0, 1)."""
     spot: Tensor
-    """Standing place of each object then (x in the place, y of its centre), B x G x verbs x S x 2."""
+    """Standing place of each object then (x in the place, y of its center), B x G x verbs x S x 2."""
     mean: Tensor
     """The mean place of each object in the same terms, B x G x S x 2."""
 
@@ -144,11 +144,11 @@ def _cells(pixels: Tensor) -> Tensor:
 
 
 def fit_place(videos: Tensor) -> PlaceFit:
-    """Match float clips B x F x H x W x 3 with the panorama. Places are pale, so what is colourful does not count."""
+    """Match float clips B x F x H x W x 3 with the panorama. Places are pale, so what is colorful does not count."""
     count, frames, height, width, _ = videos.shape
     pixels = videos.flatten(0, 1)
     smooth = F.avg_pool2d(pixels.movedim(-1, 1).contiguous(), 3, stride=1, padding=1, count_include_pad=False)
-    vivid = ramp(smooth.amax(1) - smooth.amin(1), 0.28, 0.42)  # smooth, for noise is colourful too
+    vivid = ramp(smooth.amax(1) - smooth.amin(1), 0.28, 0.42)  # smooth, for noise is colorful too
     around = F.max_pool2d(F.max_pool2d(vivid.unsqueeze(1), (1, 5), 1, (0, 2)), (5, 1), 1, (2, 0))
     weight = 1.001 - around.movedim(1, -1)
 

@@ -68,7 +68,7 @@ class ScorerConfig:
 
 
 class Block(nn.Module):
-    """Attention with a mask, then a feed-forward layer, both on normalised inputs and added to what came in."""
+    """Attention with a mask, then a feed-forward layer, both on normalized inputs and added to what came in."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

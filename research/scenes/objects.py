@@ -1,6 +1,6 @@
 """From pixels to objects: where they are in every frame, and what they look like.
 
-The foreground falls into two groups by colour (what moves has one, what stands another). In each group a matched
+The foreground falls into two groups by color (what moves has one, what stands another). In each group a matched
 filter finds up to three objects a frame, a least-way assignment makes tracks of them, and templates tell the kind,
 the texture and the turn.
 """
@@ -30,7 +30,7 @@ from research.scenes.render import (
 from research.scenes.scene import ATTRIBUTES
 
 GROUPS_SEEN, SLOTS = 2, 3
-"""Groups of objects of one colour, and objects in a group, that are looked for."""
+"""Groups of objects of one color, and objects in a group, that are looked for."""
 ANGLES = 64
 """Turns at which an object is compared with its templates."""
 KINDS, TEXTURES = len(ATTRIBUTES["kind"]), len(ATTRIBUTES["texture"])
@@ -57,7 +57,7 @@ CANDIDATE = 0.08
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectFit:
-    """Objects in two groups of one colour each, the larger first, with one track a slot."""
+    """Objects in two groups of one color each, the larger first, with one track a slot."""
 
     centres: Tensor
     """B x G x S x F x 2, world units in the frame."""
@@ -66,13 +66,13 @@ class ObjectFit:
     present: Tensor
     """Degree to which there is an object, B x G x S x F in [0, 1]."""
     group_colour: Tensor
-    """The colour by which a group was found, int64, B x G."""
+    """The color by which a group was found, int64, B x G."""
     kind: Tensor
     """Beliefs, B x G x F x kinds."""
     texture: Tensor
     """Beliefs, B x G x F x textures."""
     colour: Tensor
-    """Beliefs, B x G x F x colours."""
+    """Beliefs, B x G x F x colors."""
     misfit: Tensor
     """Misfit beyond the best of each turn of the group's kind and texture fits, B x G x S x F x ANGLES."""
 
@@ -81,7 +81,7 @@ def find_objects(videos: Tensor, plates: Tensor) -> ObjectFit:
     """Find what is not the place in float clips B x F x H x W x 3, given the empty place."""
     frames, height, width = videos.shape[1:4]
     front, share, shaded = _foreground(videos, plates)
-    area = (front.unsqueeze(-1) * share).sum((2, 3)).mean(1)  # B x colours
+    area = (front.unsqueeze(-1) * share).sum((2, 3)).mean(1)  # B x colors
     group_colour = area.topk(GROUPS_SEEN, dim=1).indices
     own_share = share.gather(-1, group_colour[:, None, None, None].expand(-1, frames, height, width, -1))
     own = (front.unsqueeze(-1) * own_share).movedim(-1, 1)  # B x G x F x H x W
@@ -125,7 +125,7 @@ class _Looks:
     texture: Tensor
     """Beliefs, B x G x F x textures."""
     colour: Tensor
-    """Beliefs, B x G x F x colours."""
+    """Beliefs, B x G x F x colors."""
     filled: Tensor
     """Degree to which there is an object, N."""
     misfit: Tensor
@@ -189,7 +189,7 @@ def _looks(patch: _Patch, group_colour: Tensor, present: Tensor, where: Where, s
 
 
 def _foreground(videos: Tensor, plates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Degree to which each pixel is not the place (B x F x H x W), whose colour it has (... x colours), and the place with shadows."""
+    """Degree to which each pixel is not the place (B x F x H x W), whose color it has (... x colors), and the place with shadows."""
     lit = (videos * plates).sum(-1, keepdim=True) / plates.square().sum(-1, keepdim=True).clamp_min(1e-3)
     shaded = lit.clamp(1 - SHADOW, 1) * plates
     gap = (videos - shaded).square().sum(-1)
@@ -197,7 +197,7 @@ def _foreground(videos: Tensor, plates: Tensor) -> tuple[Tensor, Tensor, Tensor]
     noise = gap[:, :, ::2, ::2].flatten(2).median(2).values[..., None, None]
     front = ramp((gap - FRONT_FROM - 1.5 * noise) / (FRONT_TO - FRONT_FROM + 2 * noise), 0, 1)
     near = torch.exp(-_colour_gap(videos, torch.tensor(COLOURS, device=videos.device)) / 0.03) * front.unsqueeze(-1)
-    # The pale tone of a texture has the colour of what is around it, about 7 pixels wide.
+    # The pale tone of a texture has the color of what is around it, about 7 pixels wide.
     around = F.avg_pool2d(near.flatten(0, 1).movedim(-1, 1).contiguous(), 2, ceil_mode=True)
     around = F.avg_pool2d(around, 3, stride=1, padding=1)
     share = (around / (around.sum(1, keepdim=True) + 1e-3)).repeat_interleave(2, 2).repeat_interleave(2, 3)
@@ -239,7 +239,7 @@ def _outlines(rows: int, columns: int, device: torch.device) -> tuple[Tensor, Te
 def _match(own: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
     """The best places of a frame for an object, B x G x S x F x 2, and how far there is one, B x G x S x F.
 
-    A place counts by the pixels of its own colour in the outline, less the empty ones, at half the resolution.
+    A place counts by the pixels of its own color in the outline, less the empty ones, at half the resolution.
     """
     height, width = own.shape[3:]
     evidence = (2 * own - seen).flatten(0, 2).unsqueeze(1)
@@ -333,18 +333,18 @@ def _templates(half: int, short: int, device: torch.device) -> _Templates:
 
 @dataclass(frozen=True, kw_only=True)
 class _Patch:
-    """Pixels around the centres of N objects, under an even light."""
+    """Pixels around the centers of N objects, under an even light."""
 
     colours: Tensor
     """N x P x 3."""
     own: Tensor
-    """Degree to which a pixel has the group's colour, N x P."""
+    """Degree to which a pixel has the group's color, N x P."""
     seen: Tensor
     """Weight of a pixel as evidence, N x P."""
 
 
 def _nearest_to(at: Tensor, others: Tensor, dx: Tensor, dy: Tensor) -> Tensor:
-    """1.0 for pixels (N x P from the centres `at`) that no other object of the group (N x S x 2) is nearer to."""
+    """1.0 for pixels (N x P from the centers `at`) that no other object of the group (N x S x 2) is nearer to."""
     gap = others - at.unsqueeze(1)
     own = dx.square() + dy.square()
     far = [(dx - gap[:, k, :1]).square() + (dy - gap[:, k, 1:]).square() for k in range(SLOTS)]
@@ -354,7 +354,7 @@ def _nearest_to(at: Tensor, others: Tensor, dx: Tensor, dy: Tensor) -> Tensor:
 def _centre_of_mass(
     own: Tensor, seen: Tensor, where: tuple[Tensor, Tensor, Tensor], others: Tensor, at: Tensor
 ) -> Tensor:
-    """Centres N x 2 nearer to the middle of what is there: that of every kind is at its centre, or half a pixel from it."""
+    """Centers N x 2 nearer to the middle of what is there: that of every kind is at its center, or half a pixel from it."""
     clip, group, frame = where
     _, groups, frames, height, width = own.shape
     flat, dx, dy = window(at, 1.2 * RADIUS, 1.2 * RADIUS, height, width)
@@ -398,7 +398,7 @@ def _outline_misfit(patch: _Patch, templates: _Templates) -> Tensor:
 
 
 def _pattern_misfit(patch: _Patch, templates: _Templates, colour: Tensor, kind: Tensor) -> Tensor:
-    """The same to every texture of these colours and kinds (N), N x textures x ANGLES."""
+    """The same to every texture of these colors and kinds (N), N x textures x ANGLES."""
     base = torch.tensor(COLOURS, device=colour.device)[colour].unsqueeze(1)
     axis = TINT * (1 - base)
     pale = (((patch.colours - base) * axis).sum(-1) / axis.square().sum(-1)).clamp(-0.2, 1.2)
@@ -417,7 +417,7 @@ def _misfit(weight: Tensor, value: Tensor, known: Tensor) -> Tensor:
 
 
 def _colour_beliefs(patch: _Patch, cover: Tensor, tone: Tensor) -> Tensor:
-    """Beliefs about the colour under the texture, N x colours: least squares over the pixels of the object."""
+    """Beliefs about the color under the texture, N x colors: least squares over the pixels of the object."""
     weight, pale = (cover * patch.own).square().unsqueeze(-1), TINT * tone.unsqueeze(-1)
     own = (weight * (1 - pale) * (patch.colours - pale)).sum(1) / (weight * (1 - pale).square()).sum(1).clamp_min(1e-6)
     return torch.softmax(-_colour_gap(own, torch.tensor(COLOURS, device=own.device)) / COLOUR_WIDTH, 1)
@@ -440,7 +440,7 @@ class _Picture:
 def _refine(
     picture: _Picture, looks: _Looks, colour: Tensor, others: Tensor, at: Tensor, rounds: int = 2
 ) -> tuple[Tensor, Tensor]:
-    """Gauss-Newton on the pixels for the centres (N x 2), from `at`, and the turns (N), from the best ones."""
+    """Gauss-Newton on the pixels for the centers (N x 2), from `at`, and the turns (N), from the best ones."""
     _, groups, frames, height, width = picture.seen.shape
     pixel = 2 / min(height, width)
     clip, group, frame = picture.where

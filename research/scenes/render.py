@@ -1,4 +1,4 @@
-"""Scenes to pixels: anti-aliased, vectorised, for any number of frames and any size.
+"""Scenes to pixels: anti-aliased, vectorized, for any number of frames and any size.
 
 World coordinates: x to the right, y down, the origin in the middle of the frame, and [-1, 1] across its SHORTER
 side. One clip spans the time [0, 1] whatever its number of frames. Objects stand in the place: when the camera
@@ -28,16 +28,16 @@ COLOURS: tuple[tuple[float, float, float], ...] = (
     (0.84, 0.10, 0.74),  # magenta
     (0.02, 0.76, 0.84),  # cyan
 )
-"""RGB of each object colour, in the order of ATTRIBUTES["colour"]."""
+"""RGB of each object color, in the order of ATTRIBUTES["colour"]."""
 TINT = 0.88
-"""The second tone of a texture is this far from the colour to white."""
+"""The second tone of a texture is this far from the color to white."""
 
 RADIUS = 0.23
-"""No part of an object is farther from its centre, in world units: 7.4 pixels in a frame of 64."""
+"""No part of an object is farther from its center, in world units: 7.4 pixels in a frame of 64."""
 MARGIN = 0.03
 """Least distance between an object and the border, in world units."""
 FOOT: tuple[float, ...] = (1.0, 0.76, 0.84, 1.0, 0.63)
-"""Distance from the centre of each kind down to the ground it stands on, in radii."""
+"""Distance from the center of each kind down to the ground it stands on, in radii."""
 
 PAN = 0.30
 """Way of the camera during a clip."""
@@ -222,7 +222,7 @@ def draw(layout: Layout, plates: Tensor) -> Tensor:
 
 
 def window(centres: Tensor, half_x: float, half_y: float, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Pixels around each centre: flat index N x P, and their distance from the centre in world units, N x P each.
+    """Pixels around each center: flat index N x P, and their distance from the center in world units, N x P each.
 
     A window has the same number of pixels for all and lies inside the frame, so that painting costs what an object is large.
     """
@@ -289,7 +289,7 @@ def _paint(
 
 
 def paint_of(colour: Tensor, tone: Tensor) -> Tensor:
-    """RGB, N x P x 3, of colours (N) where a texture has this much of its second tone (N x P)."""
+    """RGB, N x P x 3, of colors (N) where a texture has this much of its second tone (N x P)."""
     base = _take(COLOURS, colour).unsqueeze(1)
     return base + TINT * tone.unsqueeze(-1) * (1 - base)
 
@@ -297,7 +297,7 @@ def paint_of(colour: Tensor, tone: Tensor) -> Tensor:
 def appearance(
     kind: Tensor, texture: Tensor, angles: Tensor, dx: Tensor, dy: Tensor, pixel: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Coverage, share of the second tone, and shading of N objects at N x P distances from their centres."""
+    """Coverage, share of the second tone, and shading of N objects at N x P distances from their centers."""
     cos, sin = angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
     u, v = (cos * dx + sin * dy) / RADIUS, (cos * dy - sin * dx) / RADIUS
     pixel = pixel / RADIUS
@@ -316,7 +316,7 @@ def appearance(
 
 
 def light_at(dx: Tensor, dy: Tensor) -> Tensor:
-    """Brightness of an object at a distance from its centre: from above, a little from the left, whatever its turn."""
+    """Brightness of an object at a distance from its center: from above, a little from the left, whatever its turn."""
     return (1 - 0.07 * (dx + 1.6 * dy) / RADIUS).clamp_max(1)
 
 
@@ -358,7 +358,7 @@ def _cone(u: Tensor, v: Tensor) -> Tensor:
 
 def _stripes(u: Tensor, v: Tensor, kind: Tensor) -> Tensor:
     period = 0.84
-    return ((u % period) - period / 2).abs() - 0.19  # the middle has the colour
+    return ((u % period) - period / 2).abs() - 0.19  # the middle has the color
 
 
 def _around(count: int, radius: float) -> tuple[tuple[float, float], ...]:
@@ -369,7 +369,7 @@ def _around(count: int, radius: float) -> tuple[tuple[float, float], ...]:
 
 _ROUND_DOTS = ((0.0, 0.0), *_around(5, 0.62))
 _NO_DOTS = ((9.0, 9.0),) * 6
-# Where each kind has its dots: well inside it, so that its outline keeps the colour.
+# Where each kind has its dots: well inside it, so that its outline keeps the color.
 _DOTS = tuple(
     (places + _NO_DOTS)[:6]
     for places in (
@@ -424,7 +424,7 @@ def _sky(top: Rgb, low: Rgb, seen: Tensor, y: Tensor) -> Tensor:
 
 
 def _layer(picture: Tensor, inside: Tensor, colour: Rgb | Tensor, pixel: float, strength: float = 1.0) -> Tensor:
-    """Lay a colour over a picture where `inside` (world units, ... x H x W) is positive."""
+    """Lay a color over a picture where `inside` (world units, ... x H x W) is positive."""
     cover = (0.5 + inside / pixel).clamp_(0, 1).mul_(strength).unsqueeze(-1)
     return picture.lerp_(torch.as_tensor(colour, device=picture.device).expand_as(picture), cover)
 

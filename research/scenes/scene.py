@@ -104,7 +104,7 @@ class Scene(AnyScene):
     kind: str
     """The kind of object that moves."""
     colour: str
-    """Colour of what moves."""
+    """Color of what moves."""
     texture: str
     """Pattern of what moves; it turns with the object."""
     verb: str
@@ -116,7 +116,7 @@ class Scene(AnyScene):
     other_kind: str = "none"
     """The kind of the second object; it stands, and is plain."""
     other_colour: str = "none"
-    """Colour of the second object."""
+    """Color of the second object."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -224,7 +224,7 @@ def to_text(scene: Scene, template_index: int = 0) -> str:
 def from_text(text: str) -> Scene:
     """The scene that a sentence names; the inverse of `to_text` for every template.
 
-    Any order of known phrases is understood as long as each attribute is named once; the colour and the kind after
+    Any order of known phrases is understood as long as each attribute is named once; the color and the kind after
     a relation ("behind a yellow cone") are those of the second object. A camera that is not named stands still.
     """
     found: dict[str, str] = {}
@@ -288,7 +288,7 @@ def _impossible(names: tuple[str, ...]) -> str:
     if scene["count"] != "one":
         return f"Scene.relation is {relation!r}, which one object has to another; Scene.count is {scene['count']!r}."
     if others[0] == scene["kind"] or others[1] == scene["colour"]:
-        return f"The second object must differ in kind and colour from the first; both are {scene['colour']} or a {scene['kind']}."
+        return f"The second object must differ in kind and color from the first; both are {scene['colour']} or a {scene['kind']}."
     if (relation in PASSES) != (verb in _TRAVELS):
         return f"An object that goes right or left passes in front or behind, others stay left or right: not {verb!r} with {relation!r}."
     return ""

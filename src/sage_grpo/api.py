@@ -187,13 +187,13 @@ def evaluate_pairs(
 ) -> Pairs:
     """A run's weights, or a LoRA, against the base model, clip by clip, as `sage-grpo evaluate --pairs` does.
 
-    Arguments are those of `evaluate`, but no model object: its base weights are not known.
+    Arguments are those of `evaluate`, but not a model object: its base weights are not known.
     """
     from sage_grpo.generation.evaluate import compare, measure_pair
 
     if _either(model)[1] is not None:
         raise ConfigError(
-            "evaluate_pairs loads the base and then the tuned model: give a ModelSpec, a run or a LoRA, no model object."
+            "evaluate_pairs loads the base and then the tuned model: give a ModelSpec, a run or a LoRA, not a model object."
         )
     base, tuned = measure_pair(*_evaluation("evaluate_pairs", run, model, rewards, prompts, options))
     return Pairs(base, tuned, compare(base, tuned))

@@ -50,7 +50,7 @@ class Conditioning:
     """The inputs of a model for ONE sample besides x and sigma.
 
     Tensors carry no batch dimension and no padding: only valid text tokens are kept, so attention needs no mask.
-    All members of a group share one object, which lets a model recognise equal conditions by identity.
+    All members of a group share one object, which lets a model recognize equal conditions by identity.
     """
 
     tensors: Mapping[str, Tensor]
@@ -65,7 +65,7 @@ class BatchScores:
     parts: Mapping[str, Tensor]
     """Every named score, float32, one value a clip; NaN where the reward failed."""
     total: Tensor
-    """The weighted sum that is optimised, float32; NaN where it is not valid."""
+    """The weighted sum that is optimized, float32; NaN where it is not valid."""
     valid: Tensor  # bool
 
 
@@ -143,4 +143,4 @@ class RewardFacts:
     """The data that leaves the machine, and its destination. Such a reward splits batches itself, is never called twice for one clip, and must
     answer a trial call."""
     licence: str = "part of this project"
-    """Licence of the weights, as far as known; their own pages decide."""
+    """License of the weights, as far as known; their own pages decide."""

@@ -187,7 +187,7 @@ class Closing(io.StringIO):
 def test_output_that_cannot_be_written(error: Exception, after: int, make_config, monkeypatch) -> None:
     config = make_config(iterations=1)
     monkeypatch.setattr(sys, "stdout", Closing(error, after))
-    with pytest.warns(UserWarning, match="cannot be written any more .*: the run goes on without it"):
+    with pytest.warns(UserWarning, match="cannot be written any more .*: the run continues without it"):
         train(config)
     assert [row["iteration"] for row in read_rows(Path(config.out) / "metrics.jsonl")] == [0, 1, 1]
     assert (Path(config.out) / "final").is_dir()
@@ -224,9 +224,9 @@ def test_a_full_disk_for_videos_and_tensorboard(make_config, monkeypatch, tmp_pa
     monkeypatch.setattr(samples_module, "write_mp4", full)
     monkeypatch.setattr(TensorBoard, "write", full)
     config = make_config(iterations=1, keep=KeepConfig(videos_every=1), log=LogConfig(progress=False))
-    with pytest.warns(UserWarning, match="The run goes on") as warned:
+    with pytest.warns(UserWarning, match="The run continues") as warned:
         train(config)
     said = "\n".join(str(warning.message) for warning in warned)
     for what in (f"Saving videos to {tmp_path}/run/videos", "Logging iteration 1 to TensorBoard"):
-        assert f"{what} failed (OSError: [Errno 28] No space left on device). The run goes on." in said
+        assert f"{what} failed (OSError: [Errno 28] No space left on device). The run continues." in said
     assert (Path(config.out) / "final").is_dir()

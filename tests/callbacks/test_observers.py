@@ -89,7 +89,7 @@ def test_the_best_weights_are_of_the_highest_total_that_nobody_doubts(trainer: A
     trainer.world.barrier = lambda: waited.append(1)
     best.evaluated(found(9.0))
     assert (trainer.state.best["iteration"], waited) == (5, [1])
-    assert "could not be written (OSError: [Errno 28] No space left). The run goes on." in said.lines[-1][0]
+    assert "could not be written (OSError: [Errno 28] No space left). The run continues." in said.lines[-1][0]
     assert said.lines[-1][1] == "yellow"
 
 

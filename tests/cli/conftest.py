@@ -26,7 +26,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> dict[Path, Tensor]:
-    """Every clip as it was before it was encoded, by its file: a codec may make twenty grey levels of one."""
+    """Every clip as it was before it was encoded, by its file: a codec may make twenty gray levels of one."""
     clips: dict[Path, Tensor] = {}
     write = video.write_mp4
 

@@ -219,7 +219,7 @@ def test_tables_are_drawn_where_they_are_or_elsewhere_and_over_no_other_rows(lab
     out.mkdir()
     (out / ROWS).write_text("")
     assert main(["compare", "--table", str(table), "--out", str(out)]) == 2
-    assert "out has runs of its own" in capsys.readouterr().err
+    assert "out already has runs" in capsys.readouterr().err
     (table / ROWS).write_text("")
     assert main(["compare", "--table", str(table), "--out", str(table)]) == 0
     assert main(["compare", "--table", str(table), "--seeds", "2", "--weights"]) == 2

@@ -37,7 +37,7 @@ def test_scores_are_a_table_or_json_and_files(tmp_path: Path, calls, capsys, mon
     assert evaluate.run(evaluate.Options(out=tmp_path / "out")) == 0
     told = capsys.readouterr()
     assert told.out == "total     1.0001\na        -0.5000\n"
-    assert told.err.endswith("the miniature that the package carries.\nsage-grpo: half way\none failed\n")
+    assert told.err.endswith("the miniature included in the package.\nsage-grpo: half way\none failed\n")
     assert json.loads((tmp_path / "out" / "scores.json").read_text()) == found
     assert (tmp_path / "out" / "clips.png").is_file()
     calls("sage_grpo.cli.evaluate.measure", result(report="", clips=CLIPS[:0]))

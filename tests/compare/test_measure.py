@@ -252,7 +252,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path: Path, monkeypatch: py
 
     trainer.save = full
     place.save(needed=False)
-    assert notes == ["iteration 5 could not be kept (no space left). The run goes on."]
+    assert notes == ["iteration 5 could not be kept (no space left). The run continues."]
     with pytest.raises(lab.checkpoint.SaveFailed):  # a sentinel that is to go back there cannot do without
         place.save(needed=True)
     state.iteration = 6
@@ -283,17 +283,17 @@ def test_what_would_lead_elsewhere_is_not_continued(tmp_path: Path, monkeypatch:
 
     def refused(why: str, made_by: dict[str, Any] = made) -> None:
         assert resumed(made_by) == 0
-        assert notes == [f"what was kept of it is not continued ({why}): it is made anew.", "gone"]
+        assert notes == [f"its saved state cannot be continued ({why}): the run starts again.", "gone"]
 
     assert resumed(made, tmp_path / "absent") == 0
     assert notes == []
     for good in (None, 3):
         meta["sentinel"]["good"] = good
         assert resumed(made) == 3
-        assert notes == ["goes on after iteration 5."]
+        assert notes == ["continues after iteration 5."]
     assert loaded == [kept] * 2
     refused("it was made by another lab, new", {**made, "lab": "3", "new": "4"})
     meta["sentinel"]["good"] = 2
-    refused("the checkpoint that its sentinel may go back to is damaged: 000002 is broken")
+    refused("the checkpoint that its sentinel may roll back to is damaged: 000002 is broken")
     meta.clear()
     refused("its checkpoints are damaged")

@@ -48,7 +48,7 @@ def test_the_report_of_rows_with_every_kind_of_end() -> None:
     """Half of a's first interval: variances of seeds 1/16 / 3, of prompts 1/8 / 2 and of the rest 1/16 / 2 / 6, which is in both; their sum without it
     is 5/64, with one degree of freedom."""
     found = report.text(summarize(SUITE, rows()), rows(), [Path("x/curves.png")], "the command")
-    assert found.replace(report.READING, "READING") + "\n" == (HERE / "report.md").read_text()
+    assert found.replace(report.READING, "READING") + "\n" == (HERE / "report.txt").read_text()
 
 
 @pytest.fixture

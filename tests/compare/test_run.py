@@ -153,7 +153,7 @@ def test_interrupted_and_continued_its_rows_are_those_of_runs_that_nobody_distur
         assert "The same command continues" in process.communicate()[1]
     assert process.returncode == 130
     done = subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
-    assert (done.returncode, "goes on after iteration" in done.stderr) == (0, True), done.stderr
+    assert (done.returncode, "continues after iteration" in done.stderr) == (0, True), done.stderr
     rows = {row["key"]: row for row in store.read_rows(out / store.ROWS)}
     for job in prepare(store.load_suite(out)[0], recipe):
         whole = json.loads(json.dumps(measure(job, {})))

@@ -99,7 +99,7 @@ def test_half_a_last_line_is_cut_off_and_other_damage_is_named(tmp_path: Path) -
     assert store.repair(file)
     assert file.read_bytes() == whole
     file.write_bytes(b"nonsense\n" + whole)
-    with pytest.raises(ConfigError, match="line 1: it is no JSON"):
+    with pytest.raises(ConfigError, match="line 1: it is not JSON"):
         store.read_rows(file)
 
 

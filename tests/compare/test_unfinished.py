@@ -68,5 +68,5 @@ def test_a_run_that_is_cut_off_again_and_again_has_the_row_of_one_that_was_not(
     row = run(job, folder, notes=notes)
     assert {**row, "seconds": None} == {**whole, "seconds": None}
     assert row["seconds"]["total"] > 0
-    said = [f"goes on after iteration {at}." for at in (2, 4)]
-    assert notes == (["goes on after iteration 0.", *said] if arm == "rollback" else said)
+    said = [f"continues after iteration {at}." for at in (2, 4)]
+    assert notes == (["continues after iteration 0.", *said] if arm == "rollback" else said)

@@ -34,7 +34,7 @@ def write(folder: Path, text: str, name: str = "p.json") -> Path:
 
 def test_lists_of_public_suites_are_read(tmp_path: Path) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # their column names are no misspelt ones of ours
+        warnings.simplefilter("error")  # their column names are no misspelled ones of ours
         for name, text, prompts in (
             ("p.json", '[{"prompt_en": "a cat", "dimension": ["color"]}]', [("a cat", {"dimension": ["color"]})]),
             (

@@ -100,7 +100,7 @@ def test_what_a_kill_interrupted_is_finished_or_removed(tmp_path: Path) -> None:
     for folder in ("000001", "000005"):
         (tmp_path / folder / "mine.txt").write_text("kept")
     (notice,) = recover(tmp_path)
-    assert notice.startswith(f"{tmp_path / '000001'} was whole but not yet in its place")
+    assert notice.startswith(f"{tmp_path / '000001'} was complete but not yet in its place")
     assert read_meta(tmp_path / "000001")["value"] == 2
     assert (tmp_path / "000001" / "mine.txt").read_text() == "kept"
     assert half.exists()

@@ -75,8 +75,8 @@ def test_an_evaluation_is_seen_score_by_score_and_off_says_nothing() -> None:
     [
         ({}, None, True, ""),
         ({"rollbacks": 1, "brake": 0.5}, None, True, ""),
-        ({"rollbacks": 2}, None, True, "It went back 2 times before (sentinel.rollbacks), and shorter steps did not help."),
-        ({"good": None}, None, False, "There is no good checkpoint to go back to."),
+        ({"rollbacks": 2}, None, True, "It rolled back 2 times before (sentinel.rollbacks), and shorter steps did not help."),
+        ({"good": None}, None, False, "There is no good checkpoint to roll back to."),
         ({}, "torn", False, f"The good checkpoint {ROOT / '000004'} cannot be used: torn."),
     ],
 )  # fmt: skip
@@ -88,7 +88,7 @@ def test_a_run_goes_back_to_its_good_checkpoint_or_stops(state, fault, went, end
     often, brake = state.get("rollbacks", 0), state.get("brake", 1.0)
     again = 0 if end else 1
     steps = f"with steps {brake * 0.25**again:g} times as long."
-    told = f"a: back to the weights of iteration 4 ({ROOT / '000004'}), {steps}"
+    told = f"a: rolled back to the weights of iteration 4 ({ROOT / '000004'}), {steps}"
     wanted = [*([("back", ROOT / "000004"), (7, "a", told, "rollback")] if went else [])]
     assert done == wanted + ([(7, "a", f"a: the run stops. {end}", "stop")] if end else [])
     assert guard.stops == bool(end)

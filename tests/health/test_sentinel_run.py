@@ -95,7 +95,7 @@ def test_a_run_that_ends_in_doubt_says_so_and_where_better_weights_are(far, monk
     monkeypatch.setattr(sentinel_module, "SIGNS", {"late": lambda row, past: "late" * (next(iterations) >= first)})
     run(config)
     (text,) = [event["text"] for event in read_events(Path(config.out)) if event["kind"] == "finish"]
-    begin = "The sentinel doubts the weights that this run ends with (late): "
+    begin = "The sentinel warned about the final weights (late): "
     advice = {3: "best/ has those after iteration 2.", 1: "look at their clips before you use them."}
     assert text == (begin + advice[first] if first in advice else "")
     assert (" ".join(begin.split()) in " ".join(capsys.readouterr().out.split())) == bool(text)
@@ -128,7 +128,7 @@ def test_a_run_goes_back_to_the_recorded_checkpoint_and_ends(far, tmp_path: Path
     assert "steps 0.25 times" in backs[1][1]
     assert "steps 0.25 times" in backs[2][1]
     assert ended.stopped
-    assert "went back 2 times before" in told(whole)[-1][1]
+    assert "rolled back 2 times before" in told(whole)[-1][1]
     distances = {row["iteration"]: row["weights/distance"] for row in rows(whole) if "weights/distance" in row}
     good = int(backs[0][1].split("iteration ")[1].split(" ")[0])
     at = backs[0][0]

@@ -12,7 +12,7 @@ import torch
 from sage_grpo.objectives.advantage import decoupled_advantage, group_advantage
 
 GROUPS = torch.tensor([2, 0, 0, 1, 2, 1, 2, 0, 1, 0])
-"""Members of a group need not be neighbours."""
+"""Members of a group need not be neighbors."""
 SCALES = ("group", "global", "none")
 
 

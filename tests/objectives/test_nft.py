@@ -31,7 +31,7 @@ def test_optimality_is_the_clipped_advantage_between_0_and_1() -> None:
 def test_the_loss_is_the_papers_and_its_gradient_at_the_old_policy_does_not_depend_on_beta(
     beta: float, saturation: float, weight: str
 ) -> None:
-    """Of x0 = x - sigma v; there 2 s w (2 r - 1) (v_old - u) / D: towards the target of good clips, away from that of bad ones."""
+    """Of x0 = x - sigma v; there 2 s w (2 r - 1) (v_old - u) / D: toward the target of good clips, away from that of bad ones."""
     v, v_old, target, x = drawn(4)
     options, sigma = {"beta": beta, "sigma": 0.4, "weight": weight, "saturation": saturation}, 0.4
     expected = torch.zeros(4, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Surrogates, the trust region and the equaliser: gradients where they should be, none where they are removed, the same at every step."""
+"""Surrogates, the trust region and the equalizer: gradients where they should be, none where they are removed, the same at every step."""
 
 from __future__ import annotations
 

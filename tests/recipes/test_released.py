@@ -247,7 +247,7 @@ def test_grpo_guards_ratio_and_step_weights() -> None:
 def test_flash_grpos_step_weights() -> None:
     """train_wanx2_1_flash.py: 1 / (sqrt(dt) / std + std sqrt(dt) (1 - sigma) / (2 sigma)) over its mean in the batch.
 
-    That is the equaliser, whose weights are over the median of the steps that may be drawn: one factor for all clips of a batch.
+    That is the equalizer, whose weights are over the median of the steps that may be drawn: one factor for all clips of a batch.
     """
     config, grid = preset("flash_grpo", "wan", steps=20), Schedule.shifted(20, 3.0)
     assert config.build_objective().clip_range(WAN) == pytest.approx(1e-3, rel=CLOSE)

@@ -151,7 +151,7 @@ def test_a_spoilt_copy_holds_every_third_frame(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "said"), [("0.0.0.0", "in the clear; put a proxy with HTTPS"), ("::1", "Only this machine")]
+    ("host", "said"), [("0.0.0.0", "not encrypted; put a proxy with HTTPS"), ("::1", "Only this machine")]
 )
 def test_who_can_reach_the_server_is_said(host: str, said: str, tmp_path: Path, monkeypatch, capsys) -> None:
     served: list[dict[str, object]] = []

@@ -58,7 +58,7 @@ def check_frames_read(reward: Any, frames: list[int], count: int = 8, fps: float
 
 @pytest.mark.parametrize("name", EACH)
 def test_the_options_say_which_frames_are_read_and_no_others_are(name, spec) -> None:
-    """8 frames at 4 fps: the centres of two slices of a second, or of no more than three."""
+    """8 frames at 4 fps: the centers of two slices of a second, or of no more than three."""
     if name == "videoalign":  # two frames a second, and at least four, from the first to the last
         check_frames_read(load_reward(spec(name)), [0, 3, 5, 8], count=9, fps=8.0, each=False)
         return

@@ -60,7 +60,7 @@ def test_a_server_that_fails_is_left_alone_longer_every_time(clock, caplog) -> N
         assert all(pool.acquire() is good for _ in range(5))
         good.open = 0
     assert pauses == [1, 2, 4, 8, 16, 30, 30]
-    assert "http://host0 failed (broken): left alone for 30 s, failure 7 in a row" in caplog.text
+    assert "http://host0 failed (broken): not used for 30 s, failure 7 in a row" in caplog.text
     clock.now = bad.down_until
     assert bad in (pool.acquire(), pool.acquire())
     assert all(pool.acquire() is good for _ in range(5))  # one request to try, not more

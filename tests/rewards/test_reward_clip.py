@@ -24,7 +24,7 @@ def clips(count: int = 2, frames: int = 8, height: int = 40, width: int = 56) ->
     return smooth.round().to(torch.uint8).view(count, frames, 3, height, width).permute(0, 1, 3, 4, 2).contiguous()
 
 
-FRAMES_AT_2 = [2, 6]  # 8 frames at 8 fps: one second, two slices, their centres
+FRAMES_AT_2 = [2, 6]  # 8 frames at 8 fps: one second, two slices, their centers
 
 
 def test_clipscore_is_the_clamped_and_scaled_cosine(clip_model):
@@ -59,7 +59,7 @@ def test_clipscore_is_the_clamped_and_scaled_cosine(clip_model):
 @pytest.mark.parametrize("size", [(40, 53), (16, 30), (90, 31), (90, 1)])
 def test_padding_keeps_the_whole_picture_and_adds_black(size):
     """As HPSv2's authors: the longest edge fits, and the rest is black, half on each side. Floats are resized in one pass, so that
-    nothing is rounded to grey levels and nothing is cut to 0..1 where the cubic overshoots."""
+    nothing is rounded to gray levels and nothing is cut to 0..1 where the cubic overshoots."""
     height, width = size
     coarse = torch.randint(0, 2, (2, 12, 12, 3), generator=torch.Generator().manual_seed(2)).to(torch.uint8) * 255
     frames = coarse.repeat_interleave(8, dim=1).repeat_interleave(8, dim=2)[:, :height, :width]
@@ -71,7 +71,7 @@ def test_padding_keeps_the_whole_picture_and_adds_black(size):
     top, left = (30 - rows) // 2, (30 - columns) // 2
     canvas[:, top : top + rows, left : left + columns] = picture
     expected = ((canvas - np.array(CLIP_PIXELS[0])) / np.array(CLIP_PIXELS[1])).transpose(0, 3, 1, 2)
-    assert np.abs(clip_pixels(frames, 30, "pad").double().numpy() - expected).max() < 1e-4  # a grey level is 1.5e-2
+    assert np.abs(clip_pixels(frames, 30, "pad").double().numpy() - expected).max() < 1e-4  # a gray level is 1.5e-2
     if (rows, columns) != size:
         assert picture.min() < -0.01
         assert picture.max() > 1.01

@@ -76,7 +76,7 @@ def test_pictures_are_resized_as_pillow_resizes_bytes(rows, columns):
     theirs = torch.from_numpy(np.array(picture.resize((columns, rows), Image.Resampling.BICUBIC))).permute(2, 0, 1)
     gap = (resize_as_pillow(noise, rows, columns)[0] - theirs).abs()
     # Pillow's weights are fixed-point numbers: halves may fall the other way, rarely and by one. One rounding for both passes
-    # would miss by a grey level or more in a fifth of the pixels.
+    # would miss by a gray level or more in a fifth of the pixels.
     assert gap.max() <= 1
     assert (gap > 0).float().mean() < 0.01
 

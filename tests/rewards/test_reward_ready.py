@@ -29,7 +29,7 @@ def test_what_stands_between_a_reward_and_its_first_score(tmp_path: Path, monkey
     assert told("toy_rewards:worth") == "own code (toy_rewards:worth): train and evaluate try it out"
     assert "Did you mean 'videoalign'" in told("videoaling")
     server = {"url": "http://localhost/v1", "model": "m", "key_env": "NO_SUCH_KEY"}
-    note = "the server is asked when it is tried out"
+    note = "the server is called when the reward is tried out"
     assert told("vlm_judge", **server) == f"the environment variable that key_env names is empty; {note}"
     monkeypatch.setenv("NO_SUCH_KEY", "x")
     assert told("vlm_judge", **server) == note

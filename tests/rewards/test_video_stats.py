@@ -74,7 +74,7 @@ def test_steady_motion_has_a_low_midframe_error_and_stutter_and_jitter_a_high_on
     for unsteady in ([4 * (i // 2) for i in range(9)], [2 * i + (4 if i % 2 else 0) for i in range(9)]):
         assert measure("midframe_error", walk(unsteady)) > 4 * steady
     still_error = (walk([0] * 9)[0, 0].float() - walk([2] * 9)[0, 0].float()).abs().mean().item() / 255
-    assert steady < 0.25 * still_error  # the neighbours are moved, not only averaged
+    assert steady < 0.25 * still_error  # the neighbors are moved, not only averaged
     # a steady pan is as steady with every second frame left out
     assert measure("midframe_error", pan(4)) < 0.35 * still_error
 

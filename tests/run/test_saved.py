@@ -206,8 +206,8 @@ def test_an_object_is_its_source_and_what_is_bound_to_it(tmp_path: Path, monkeyp
     assert identity.of_object(Kind()) == identity.of_object(Kind)
     assert identity.of_object(Marked()) == "mine"
     assert identity.unsure(identity.Overrides(rewards={"object:a": score, "object:b": Marked()})) == [  # type: ignore[dict-item]
-        "The code of a is that of the run so far; whether what it holds or refers to (weights, settings, globals) is, cannot be told. A method "
-        "fingerprint() would tell."
+        "The code of a is that of the run so far; whether what it holds or refers to (weights, settings, globals) is unchanged cannot be "
+        "checked. A method fingerprint() makes it checkable."
     ]
     assert identity.unsure(identity.Overrides()) == []
     monkeypatch.syspath_prepend(tmp_path)

@@ -264,7 +264,7 @@ def test_what_a_configuration_names_is_needed_and_what_a_program_gives_is_not(mo
 def test_prompts_are_alike_by_their_words_and_pictures(tmp_path: Path) -> None:
     a, b = Prompt("A  cat"), Prompt("a dog")
     (told,) = prompt_remarks([a, Prompt("a cat"), b, Prompt("a cat", seed=1)], [])
-    assert told.startswith("1 of 4 training prompts are copies of another ('a cat' is there 2 times)")
+    assert told.startswith("1 of 4 training prompts are copies of another ('a cat' occurs 2 times)")
     (told,) = prompt_remarks([], [b, b, b])
     assert told.startswith("2 of 3 held-out prompts are copies")
     assert prompt_remarks([a], [b]) == []

@@ -1,4 +1,4 @@
-"""Settings that do not go together are refused by name and their neighbours that do are taken; docs/config.md has every option and metric."""
+"""Settings that do not go together are refused by name and their neighbors that do are taken; docs/config.md has every option and metric."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CASES = [
     ("--update.deal clips --update.repeat true", "does not go with update.repeat true"),
     ("--surrogate.kind kl_mask --surrogate.centred scaled", "kl_mask has none of"),
     ("--rollout.after_fraction 0.4", "rollout.after_fraction needs a window"),
-    (f"{DRAWN} --rollout.after_fraction 0.4 --rollout.after_steps 3", "the same thing twice"),
+    (f"{DRAWN} --rollout.after_fraction 0.4 --rollout.after_steps 3", "set the same thing twice"),
     ("--rollout.before_steps 2", "rollout.before_steps needs a window"),
     ("--rollout.ray.workers 3", "set rollout.on ray"),
     ("--rollout.on ray", "model.lora null"),

@@ -473,7 +473,7 @@ def test_advantages_are_of_the_total_or_of_what_judges_each_part() -> None:
         advantages_of(config, reward, both, scored), torch.tensor([-1.0, 1.0, 0, 0]) * math.sqrt(2)
     )
     reward = SimpleNamespace(weights={"seen/bright": 3.0, "heard/bright": 1.0})
-    # Three of seen and one of heard, each normalised in its group or not: -3 + 1 and -3 - 1, or -1.5 + 1 and -4.5 - 0.5; then of size 1.
+    # Three of seen and one of heard, each normalized in its group or not: -3 + 1 and -3 - 1, or -1.5 + 1 and -4.5 - 0.5; then of size 1.
     for scale, clip, first, second in (("group", None, 2.0, 4.0), ("group", 1.0, 2.0, 4.0), ("none", None, 0.5, 5.0)):
         config.advantage = AdvantageConfig(decoupled=True, scale=scale, clip=clip)
         expected = torch.tensor([-first, first, -second, second]) / math.sqrt((first**2 + second**2) / 2)

@@ -201,7 +201,7 @@ def test_a_step_that_would_hold_too_much_noise_is_neither_explored_nor_trained_a
 @pytest.mark.parametrize(
     ("rollout", "micro_batch", "tasks"),
     [
-        ({"same_noise": False}, 3, 2),  # micro-batches hold parts of neighbouring groups
+        ({"same_noise": False}, 3, 2),  # micro-batches hold parts of neighboring groups
         ({"window": Window(kind="drawn", at=[2])}, 2, 2),  # two prompts walk side by side
         ({"window": Window(kind="drawn", at=[1, 3]), "share": False}, 2, 4),
         ({"window": Window(kind="drawn", at=[1, 2], length=3)}, 4, None),

@@ -1,7 +1,7 @@
 """Gradients of whole updates, recomputed from the formulas of the method with none of the package's mathematics.
 
 Only the network, the decoder, the reward, the keyed noise and the choice of steps are taken from the trainer. Everything else is written
-out here: guidance, grid, kernel, rollout, advantages, equaliser, clip, masks, both KL terms and the ramp of their coefficient.
+out here: guidance, grid, kernel, rollout, advantages, equalizer, clip, masks, both KL terms and the ramp of their coefficient.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Oracle:
 
     @torch.no_grad()
     def roll_out(self, clips: Tensor) -> None:
-        """`clips` are the trainer's: a pixel of ours may stand at the edge of a grey level and round the other way; rewards would see it."""
+        """`clips` are the trainer's: a pixel of ours may stand at the edge of a gray level and round the other way; rewards would see it."""
         shape, place = self.model.latent_shape(), (0, self.iteration)
         members = [(group, member) for group in range(PROMPTS) for member in range(SIZE)]
         x = torch.stack([keyed_noise(shape, "start", *place, *member) for member in members])

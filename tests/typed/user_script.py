@@ -27,7 +27,7 @@ WORDS = ["a cat", "a red dog", "the sea"]
 
 
 class Net(nn.Module):
-    """The data of every prompt lie around one learnt picture."""
+    """The data of every prompt lie around one learned picture."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -51,7 +51,7 @@ def test_a_wrong_word_costs_its_own_part_and_no_other(some: Clips) -> None:
 
 
 def second_object(some: Clips) -> Tensor:
-    """Paint another object, of any shape, size and colour, on the other side of the frame."""
+    """Paint another object, of any shape, size and color, on the other side of the frame."""
     frames, side, _ = some.world.format
     other = random_scenes(len(some.batch), torch.Generator().manual_seed(9), "all")
     middle = trajectory(some.batch, frames).mean(1, keepdim=True)

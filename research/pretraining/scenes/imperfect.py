@@ -27,7 +27,7 @@ ROUGH = Flaws(jitter_share=0.5, jitter=0.12, blur_share=0.4, blur=2.0, noise_sha
 CLIPS = Clips(random_scenes=random_scenes, render=render, frames=FRAMES, side=SIDE, rough=ROUGH)
 """Clips of this world."""
 MOST_TRIES = 50
-"""Draws of a caption before it is the true one: a few scenes have hardly any neighbours."""
+"""Draws of a caption before it is the true one: a few scenes have hardly any neighbors."""
 
 
 def imperfect_captions(batch: SceneBatch, flaws: Flaws, generator: torch.Generator) -> list[str]:

@@ -26,10 +26,10 @@ tags: [wan, miniature, synthetic]
 
 # Scenes: a small Wan
 
-A complete `WanPipeline` of diffusers' own classes, small enough for a CPU. It draws clips of one to three textured
-objects that move through a meadow, a desert, snow or a city at night before a camera that may pan, and was trained
-from scratch on rendered clips only. Its training data are imperfect on purpose - wrong words in captions, shaking
-motion, blur, noise - so that reinforcement learning has something to improve. It knows nothing else.
+A complete `WanPipeline` of diffusers' classes, small enough for a CPU. It draws only clips of one to three textured
+objects that move through a meadow, a desert, snow or a city at night, while the camera may pan. It was
+trained from scratch on rendered clips with deliberate flaws: wrong words in captions, shaking motion, blur and noise.
+Reinforcement learning can remove these.
 
     from diffusers import WanPipeline
 

@@ -115,7 +115,7 @@ def sampled_groups(
 
 
 def fit(scorer: Scorer, pool: Pool, options: RewardOptions) -> None:
-    """Minimise the cross entropy between votes and the logistic function of a pair's difference of scores."""
+    """Minimize the cross entropy between votes and the logistic function of a pair's difference of scores."""
     device, group = scorer.heads.device, options.group
     seen = pool.clips[:, looked_at(pool.clips.shape[1], options.frames)].to(device)  # the only frames it looks at
     text, told = scorer.read(pool.prompts).to(device), pool.told.to(device)

@@ -55,7 +55,7 @@ def train_vae(vae: AutoencoderKLWan, options: PretrainOptions) -> float:
 
 
 def object_weight(x: Tensor) -> Tensor:
-    """More on and around what is vivid: objects are small, and only they are; the white of their patterns is next to their colour."""
+    """More on and around what is vivid: objects are small, and only they are; the white of their patterns is next to their color."""
     saturation = (x.amax(dim=1) - x.amin(dim=1)) / 2
     vivid = ((saturation - GREY) / (VIVID - GREY)).clamp(0, 1)
     return 1 + OBJECT_WEIGHT * F.max_pool2d(vivid, 5, stride=1, padding=2)[:, None]

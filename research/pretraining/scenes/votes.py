@@ -1,6 +1,6 @@
 """Simulated annotators: what they see of a clip, how they are wrong, and how they vote between clips of one prompt.
 
-An annotator sees what the judge sees in a few frames, takes saturated colour for quality and change for motion, hardly looks at textures, and is
+An annotator sees what the judge sees in a few frames, takes saturated color for quality and change for motion, hardly looks at textures, and is
 not quite sure of anything. The judge on all frames is the truth that votes are compared with.
 """
 
@@ -24,7 +24,7 @@ AT_ONCE = 256
 
 
 def people(biases: Biases, generator: torch.Generator) -> Tensor:
-    """Strength of each annotator's liking of colour, liking of motion and blindness for textures, as factors: annotators x 3."""
+    """Strength of each annotator's liking of color, liking of motion and blindness for textures, as factors: annotators x 3."""
     return 0.5 + torch.rand(biases.annotators, len(PARTS), generator=generator)
 
 
@@ -59,7 +59,7 @@ def impressions(
 
 
 def saturation(clips: Tensor) -> Tensor:
-    """Mean distance between the strongest and the weakest colour of a pixel, N in [0, 1]."""
+    """Mean distance between the strongest and the weakest color of a pixel, N in [0, 1]."""
     return (clips.amax(-1).float() - clips.amin(-1).float()).mean((1, 2, 3)) / 255
 
 

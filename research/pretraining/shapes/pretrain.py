@@ -35,13 +35,12 @@ tags: [hunyuanvideo-1.5, miniature, synthetic]
 
 # Shapes: a miniature HunyuanVideo-1.5
 
-A complete `HunyuanVideo15Pipeline` of diffusers' own classes, small enough for a CPU. It draws clips of one moving
-object (shape, colour, motion, speed, size, background) and was trained from scratch on rendered clips only. Its
-training data are imperfect on purpose - wrong words in captions, shaking motion, blur, noise - so that reinforcement
-learning has something to improve. It knows nothing else.
+A complete `HunyuanVideo15Pipeline` of diffusers' classes, small enough for a CPU. It draws clips of one moving object
+(shape, color, motion, speed, size, background) and nothing else. It was trained from scratch on rendered clips with
+deliberate flaws: wrong words in captions, shaking motion, blur and noise. Reinforcement learning can remove these.
 
-The ByT5 branch of the transformer has a fixed size and is never used by these prompts: its weights are zeros. The
-chat template writes a constant prefix of 108 tokens in place of the pipeline's system message.
+The weights of the transformer's ByT5 branch are zeros, because these prompts never use it. The chat template writes a
+constant prefix of 108 tokens in place of the pipeline's system message.
 
 ## How it was made
 

@@ -234,6 +234,6 @@ def attempt(what: str, action: Callable[[], Any]) -> bool:
     try:
         action()
     except Exception as error:  # noqa: BLE001 - neither a full disk nor a logger's fault ends a run of days
-        warnings.warn(f"{what} failed ({type(error).__name__}: {error}). The run goes on.", stacklevel=3)
+        warnings.warn(f"{what} failed ({type(error).__name__}: {error}). The run continues.", stacklevel=3)
         return False
     return True

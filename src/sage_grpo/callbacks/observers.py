@@ -176,14 +176,14 @@ class BestWeightsSaver(Observer):
         if state.sentinel.doubts:
             text = (
                 f"The held-out total of {total:.4g} after iteration {state.iteration} is the highest so far, but best/ is not taken from it: the "
-                f"sentinel doubts it ({', '.join(state.sentinel.doubts)})."
+                f"sentinel warned ({', '.join(state.sentinel.doubts)})."
             )
             self.terminal.say(text, style="yellow")
             note(self.trainer, "best", text)
             return
         fault = export(self.trainer, self.folder) if state.iteration > 0 else ""
         if fault:
-            text = f"The best weights so far could not be written ({fault}). The run goes on."
+            text = f"The best weights so far could not be written ({fault}). The run continues."
             self.terminal.say(text, style="yellow")
             return
         state.best = {"iteration": state.iteration, "score": total}

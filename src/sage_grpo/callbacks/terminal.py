@@ -57,7 +57,7 @@ class Outlet:
             with suppress(OSError, ValueError):  # its buffer must not fail at the end of the process
                 os.dup2(self._stream.fileno(), lost.fileno())
             name = getattr(lost, "name", "an output stream")
-            warnings.warn(f"{name} cannot be written any more ({error}): the run goes on without it.", stacklevel=3)
+            warnings.warn(f"{name} cannot be written any more ({error}): the run continues without it.", stacklevel=3)
 
 
 def _silence() -> IO[str]:

@@ -116,7 +116,10 @@ def run(options: Options) -> int:
         print("Interrupted. The same command continues.", file=sys.stderr)
         return 130
     if failed:
-        print(f"{failed} run(s) failed; {out / REPORT} says why. The same command tries them again.", file=sys.stderr)
+        print(
+            f"{failed} run(s) failed; {out / REPORT} has the reasons. The same command tries them again.",
+            file=sys.stderr,
+        )
     return 1 if failed else 0
 
 
@@ -132,11 +135,11 @@ def _draw_again(options: Options) -> int:
     plain, names = Options(), [one.name for one in fields(Options) if one.name not in ("table", "out")]
     given = [name for name in names if getattr(options, name) != getattr(plain, name)]
     if given:
-        raise ConfigError(f"--table draws what is there and runs nothing: leave out {', '.join(given)}.")
+        raise ConfigError(f"--table draws finished runs and starts none: leave out {', '.join(given)}.")
     table = Path(options.table)
     out = table if options.out is None else Path(options.out)
     if (out / ROWS).is_file() and out.resolve() != table.resolve():
-        raise ConfigError(f"{out} has runs of its own, whose tables would be overwritten: name another --out.")
+        raise ConfigError(f"{out} already has runs, whose tables would be overwritten: name another --out.")
     _draw(table, out)
     return 0
 
@@ -232,7 +235,7 @@ def _fields(words: Sequence[str]) -> list[str]:
 def _pair(word: str) -> tuple[str, str]:
     key, equals, value = word.partition("=")
     if not equals or not value:
-        raise ConfigError(f"{word!r} is no setting: write FIELD=VALUE, such as optimizer.lr=2e-5.")
+        raise ConfigError(f"{word!r} is not a setting: write FIELD=VALUE, such as optimizer.lr=2e-5.")
     return key, value
 
 

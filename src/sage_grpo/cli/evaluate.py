@@ -109,7 +109,7 @@ def _score_files(options: Options) -> int:
     useless = [f"--{name}" for name in names if getattr(options, name) != getattr(base, name)]
     if useless:
         raise ValueError(
-            f"--videos scores files that are there: {', '.join(useless)} would change nothing (--model.device does)."
+            f"--videos scores existing files: {', '.join(useless)} would change nothing (--model.device does)."
         )
     rows = score_videos(
         options.videos,

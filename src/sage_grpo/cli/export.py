@@ -111,7 +111,7 @@ def _export(options: Options) -> int:
         raise ValueError(f"--format {options.format} writes a LoRA, but {why}: leave --format out.")
     if whole and exported:
         raise ValueError(
-            f"Only {folder} is left of these weights, as the run exported them: use that folder, or leave --merged out."
+            f"These weights exist only in {folder}, as the run exported them: use that folder, or leave --merged out."
         )
     spec.check_named()
     model: Any = spec.load() if whole or spec.own_family is not None else adapter_alone(spec)

@@ -113,7 +113,7 @@ def _run(name: str, argv: list[str]) -> int:
 
         if named is None:
             start = argv[-1].partition("=")[2]
-            say(f"no recipe is named: this is {start}, the miniature that the package carries.")
+            say(f"no recipe is named: this is {start}, the miniature included in the package.")
         for remark in remarks(options, defaults):
             say(remark)
     return module.run(options)

@@ -106,9 +106,7 @@ def _print(finding: ProbeResult, options: Options, text: str | None) -> None:
         style="dim",
     )
     if finding.every.drift is None:
-        console.print(
-            "The reward has no part named drift: whether clips stay natural is yours to look at.", style="dim"
-        )
+        console.print("The reward has no part named drift: look yourself whether clips stay natural.", style="dim")
     advice = finding.advice
     if not advice.eta_is_safe:
         console.print(

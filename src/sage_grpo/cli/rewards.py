@@ -94,7 +94,7 @@ FACTS = (
 def _show(rows: list[dict[str, Any]], of: str | None) -> None:
     gpu = _gpu()
     print("GPU: none" if gpu is None else f"GPU: {gpu['name']}, {fixed(gpu['gigabytes'], 1)} GB")
-    print(f"Rewards of {of}:" if of else "Rewards (`sage-grpo rewards RECIPE` looks at those of a configuration):")
+    print(f"Rewards of {of}:" if of else "Rewards (`sage-grpo rewards RECIPE` checks those of a configuration):")
     for row in rows:
         title = row["name"] if row.get("label", row["name"]) == row["name"] else f"{row['name']} ({row['label']})"
         print(f"\n{title}: {row['what']}")

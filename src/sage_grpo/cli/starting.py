@@ -88,7 +88,7 @@ def _without_recipe(argv: list[str]) -> tuple[list[str], str | None]:
 
 def say_whose_model(options: GenerateSpec | EvaluateSpec) -> None:
     if options.run is None and options.model.path is None and options.model.family is None:
-        say("neither --run nor --model.path is given: this is the miniature that the package carries.")
+        say("neither --run nor --model.path is given: this is the miniature included in the package.")
 
 
 def trusted(argv: Sequence[str]) -> bool:

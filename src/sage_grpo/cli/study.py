@@ -155,7 +155,7 @@ def _serve(options: Options) -> None:
     app = create_app(store, options.study / CLIPS, rate=options.limits.rate, burst=options.limits.burst)
     check_port(options.host, options.port)
     if not is_loopback(options.host):
-        print("Note: links and votes travel in the clear; put a proxy with HTTPS in front of this server.")
+        print("Note: links and votes are not encrypted; put a proxy with HTTPS in front of this server.")
     else:
         print("Only this machine reaches this address; --host 0.0.0.0 serves raters elsewhere (docs/study.md).")
     print(f"Serving {options.study} on http://{options.host}:{options.port}.", flush=True)

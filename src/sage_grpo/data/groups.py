@@ -26,7 +26,7 @@ class MicroBatch:
     """Rollouts that go through the network together, in rollout and in every update, so that the first replay's ratio is exactly 1."""
 
     members: tuple[Member, ...]
-    filler: bool = False  # true for padding that keeps ranks synchronised: it counts in no statistic and has weight 0
+    filler: bool = False  # true for padding that keeps ranks synchronized: it counts in no statistic and has weight 0
 
 
 def deal(
@@ -48,7 +48,7 @@ def share_out(
 ) -> tuple[tuple[MicroBatch, ...], ...]:
     """Consecutive, near-equal shares for the ranks, each in the same number of micro-batches."""
     bounds = [len(members) * rank // world_size for rank in range(world_size + 1)]
-    # A rank without a share (fewer clips than ranks) gets a filler, to stay synchronised.
+    # A rank without a share (fewer clips than ranks) gets a filler, to stay synchronized.
     shares = [members[start:stop] for start, stop in pairwise(bounds)]
     dealt: list[list[MicroBatch]] = []
     for share in shares:

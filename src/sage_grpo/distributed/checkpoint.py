@@ -33,7 +33,7 @@ WRITTEN = re.compile(r"state\.json|manifest\.json|metrics\.jsonl|shard-[\w-]+\.s
 """Names of the files that a checkpoint consists of."""
 WHOLE, PARTIAL = r"\d{6,}", r"\.\d{6,}\.partial"
 """Names of folders of checkpoints, and of those that are not in their place yet."""
-RESTORE = "Restore the checkpoint from a copy, or remove it to go on from the one before it."
+RESTORE = "Restore the checkpoint from a copy, or remove it to continue from the one before it."
 
 
 class CheckpointError(ValueError):
@@ -77,7 +77,7 @@ def save(
         if world.is_main and find_fault(partial) is not None:  # a whole one may be the only one of its number
             shutil.rmtree(partial, ignore_errors=True)  # on a full disk its bytes are needed
         raise SaveFailed(
-            f"Checkpoint {number} could not be written to {root}: {failed}. Checkpoints from before are untouched: mend the "
+            f"Checkpoint {number} could not be written to {root}: {failed}. Checkpoints from before are untouched: fix the "
             "cause, and the same command continues from the newest."
         ) from failed
     except (
@@ -107,7 +107,7 @@ def _put_in_place(partial: Path) -> Path:
 def recover(root: Path) -> list[str]:
     """Finish interrupted saves: a whole checkpoint that was not yet renamed gets its name. Only for the process that owns the folder; returns messages."""
     return [
-        f"{_put_in_place(partial)} was whole but not yet in its place when the run ended: it counts now."
+        f"{_put_in_place(partial)} was complete but not yet in its place when the run ended: it is used."
         for partial in folders(root, PARTIAL)
         if find_fault(partial) is None
     ]

@@ -29,7 +29,7 @@ PR_SET_PDEATHSIG = 1
 GONE = "left"
 """The last heartbeat of a rank that ended in good order."""
 LOST = (
-    "Lost {}. Its own output says why; `kill -CONT` wakes a stopped process, and a process killed without a word mostly ran out of memory. "
+    "Lost {}. Its output has the reason; `kill -CONT` wakes a stopped process, and a process killed without a message mostly ran out of memory. "
     "The same command continues from the last checkpoint."
 )
 

@@ -56,7 +56,7 @@ class RaySpec:
 
 @dataclass(frozen=True)
 class Layout:
-    """Processes as a grid replicate x shard x sequence; ranks of one clip are neighbours."""
+    """Processes as a grid replicate x shard x sequence; ranks of one clip are neighbors."""
 
     replicate: int = 1
     shard: int = 1

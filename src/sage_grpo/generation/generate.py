@@ -44,7 +44,7 @@ class GenerateSpec(Choice):
     solver: SolverName = "euler"
     """Solver of the ode kernel: euler, ab2 (second order), or checkpoint (its own scheduler)."""
     deterministic_last: bool | None = None
-    """End with an ODE step; null does so where the sampler would leave noise in the clip."""
+    """End with an ODE step; null does so if the sampler would leave noise in the clip."""
     steps: Count = 30
     """Denoising steps."""
     per_prompt: Count = 1

@@ -72,8 +72,8 @@ def spread_vanished(row: Row, past: MetricHistory) -> str:
     if now is None or len(known) < LEAST_PAST or not now <= VANISHED * median(known):
         return ""
     return (
-        f"reward/group_std is {now:.3g}, it was {median(known):.3g} at the start: the reward no longer tells the members of a group "
-        "apart, and there is nothing to learn from. Look at the reward (a server that answers the same to all?) and at kernel.eta."
+        f"reward/group_std is {now:.3g}, it was {median(known):.3g} at the start: the reward no longer distinguishes the clips of a "
+        "group, so there is nothing to learn from. Look at the reward (does a server give every clip the same score?) and at kernel.eta."
     )
 
 
@@ -140,7 +140,7 @@ def weights_stuck(row: Row, past: MetricHistory) -> str:
     if moved is None or not norm or moved >= STUCK:
         return ""
     return (
-        f"Only {moved:.1%} of the weights are not what they were at the start, although the gradient's norm is {norm:.2g}: steps are "
+        f"Only {moved:.1%} of the weights have changed since the start, although the gradient's norm is {norm:.2g}: steps are "
         "rounded away. Keep the trainable weights in float32, or raise optimizer.lr."
     )
 

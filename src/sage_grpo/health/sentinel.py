@@ -138,8 +138,8 @@ class Sentinel:
             self.agreement[title] = self.agreement.get(title, Agreement()).plus(agreement_of(kept, title))
         fallen = self.parts.observe(self.recent)
         texts["part_lost"] = fallen and (
-            f"Over the last {self.config.window} iterations {fallen}{self._training()}. What all clips of a group have in common has no gradient and "
-            "may not come back by itself. Look at the clips; lower optimizer.lr or explore fewer steps, and go back to a checkpoint from before."
+            f"Over the last {self.config.window} iterations {fallen}{self._training()}. A loss that all clips of a group share has no gradient and "
+            "may not recover by itself. Look at the clips; lower optimizer.lr or explore fewer steps, and continue from an earlier checkpoint."
         )
         return self._count(iteration, texts)
 
@@ -170,8 +170,8 @@ class Sentinel:
             "held_out_fell": self._fell(total),
             "held_out_part_fell": fallen
             and (
-                f"On held-out prompts {fallen}; the total may look harmless{self._training()}. What all clips of a group have in common has no gradient "
-                "and may not come back by itself. Look at the clips; lower optimizer.lr, or set sentinel.action to rollback."
+                f"On held-out prompts {fallen}; the total may look harmless{self._training()}. A loss that all clips of a group share has no gradient "
+                "and may not recover by itself. Look at the clips; lower optimizer.lr, or set sentinel.action to rollback."
             ),
             **dict.fromkeys(("decoupled", "hacking", "witness_fell"), ""),
         }
@@ -256,14 +256,14 @@ class Sentinel:
         rise, sure = change(known["then"], total), self.config.stderrs
         share = lost.by / gain.by if gain.by > 0 else math.inf
         text = f"{title}, which nothing is trained on, is {lost.by:.3g} +- {lost.stderr:.2g} below its best"
-        remedy = "Stop at the best checkpoint, or add a reward that sees what is lost."
+        remedy = "Stop at the best checkpoint, or add a reward that measures the loss."
         if rise.surely(sure):
             before = self.at_best.get(title, Agreement())
             since = self.agreement.get(title, before).plus(before, -1)
             certain = lost.surely(sure / 2) and evidence(lost, before.to(since)) > SURE * sure
             text += f" while the held-out total rose by {rise.by:.3g} +- {rise.stderr:.2g}: the reward is being hacked. {remedy}"
             return ("hacking", text) if certain and share >= self.config.lost / 2 else ("", "")
-        text += ", and the held-out total has not risen since: training costs what the total does not see, and gains nothing. "
+        text += ", and the held-out total has not risen since: training costs something that the total does not measure, and gains nothing. "
         certain = lost.surely(SURE * sure)
         return ("witness_fell", text + remedy) if certain and share >= self.config.lost else ("", "")
 

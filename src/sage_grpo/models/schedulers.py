@@ -45,7 +45,7 @@ _MULTISTEP: dict[str, tuple[Any, ...]] = {
     "thresholding": (False,),
     "algorithm_type": _DETERMINISTIC,
 }
-"""Settings with the values that can be honoured."""
+"""Settings with the values that can be honored."""
 
 
 def check_scheduler(folder: Path, index: Mapping[str, Any], *, even: bool, dynamic: bool = False) -> None:

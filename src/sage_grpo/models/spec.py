@@ -118,7 +118,7 @@ class ModelSpec:
     vae_slicing: Speed[bool] = True
     """Decode clips one at a time; false is faster for small clips."""
     vae_tiling: bool = False
-    """Decode in spatial tiles with blended seams, for the largest clips; the result is not exact."""
+    """Decode in blended spatial tiles, for the largest clips; not exact."""
     options: dict[str, Finite] = field(default_factory=dict)
     """Options of the model family (docs/models.md)."""
     cache: Speed[str | None] = "auto"

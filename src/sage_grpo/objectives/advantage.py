@@ -51,7 +51,7 @@ def decoupled_advantage(
     eps: float = 1e-6,
     clip: float | None = None,
 ) -> Tensor:
-    """GDPO (arXiv 2601.05242): normalise every reward in its group, add them up, and normalise the sum over the batch."""
+    """GDPO (arXiv 2601.05242): normalize every reward in its group, add them up, and normalize the sum over the batch."""
     missing = sorted(set(weights) - set(parts))
     if missing or not weights:
         raise ValueError(f"weights name rewards that were not computed: {missing}; there are {sorted(parts)}.")

@@ -28,9 +28,9 @@ class LossTerms:
     """A loss with diagnostics, one value per clip."""
 
     loss: Tensor
-    """To be minimised."""
+    """To be minimized."""
     ratio: Tensor | None = None
-    """The (possibly centred) probability ratio, detached; None for a loss without one."""
+    """The (possibly centered) probability ratio, detached; None for a loss without one."""
     inactive: Tensor | None = None
     """bool; True where the trust region removes the gradient."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)

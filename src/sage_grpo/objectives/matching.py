@@ -33,7 +33,7 @@ class Matching(NoisedClips):
 
 @dataclass(frozen=True)
 class Nft(Matching):
-    """DiffusionNFT: towards the good clips and away from the bad ones."""
+    """DiffusionNFT: toward the good clips and away from the bad ones."""
 
     needs_old_policy: ClassVar[bool] = True
 

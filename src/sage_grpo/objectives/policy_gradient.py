@@ -1,5 +1,5 @@
 """The policy gradient on steps that explored: PPO's clip (Schulman et al. 2017), Flow-DPPO's mask on the exact KL (arXiv 2606.11025), and the
-centred ratios of GRPO-Guard (arXiv 2510.22319); with the temporal gradient equaliser of SAGE-GRPO (arXiv 2603.21872, Eq. 9)."""
+centered ratios of GRPO-Guard (arXiv 2510.22319); with the temporal gradient equalizer of SAGE-GRPO (arXiv 2603.21872, Eq. 9)."""
 
 from __future__ import annotations
 

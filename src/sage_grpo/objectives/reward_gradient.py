@@ -56,7 +56,7 @@ class RewardGradient(OdeObjective):
         return NoiseLevels(levels, tuple(chosen), VelocityLaw(), visited=True, rollout=rollout)
 
     def order(self, levels: int) -> tuple[int, ...]:
-        """Backwards from the clip: an exact gradient of a step needs that of the next."""
+        """Backward from the clip: an exact gradient of a step needs that of the next."""
         return tuple(reversed(range(levels)))
 
     def refusals(self, config: RunOptions) -> dict[str, bool]:

@@ -19,7 +19,7 @@ Same = Literal["same", "nearly", "more GPUs", "another"]
 """Effect on the run: only memory and time; a gray level in decoded clips; more hardware; or another run. In the order
 of preference."""
 PREFERENCE: tuple[Same, ...] = get_args(Same)
-DECODED = ("model.vae_tiling", "model.vae_dtype")  # fields that move decoded clips by a grey level or two
+DECODED = ("model.vae_tiling", "model.vae_dtype")  # fields that move decoded clips by a gray level or two
 LEAST = 0.01  # A change is listed if it alters peak or time by at least this share
 SIZES = (16.0, 24.0, 40.0, 80.0, 140.0)  # budgets in GiB, from a small card to an H200
 

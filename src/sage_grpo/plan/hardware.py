@@ -54,7 +54,7 @@ def here(gpus: int = 1) -> Hardware:
     if near:
         known = _gpu(max(near, key=lambda one: len(one["title"])), gpus)
     else:
-        origin = "not in the table: an H100's rates stand in"
+        origin = "not in the table: an H100's rates are used"
         known = replace(find("h100", gpus), title=properties.name, origin=origin)
     return replace(known, gib=properties.total_memory / 2**30)
 

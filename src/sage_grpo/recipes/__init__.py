@@ -78,6 +78,6 @@ def remarks(config: TrainConfig, start: TrainConfig) -> Iterator[str]:
     if stayed:
         values = ", ".join(f"model.{name} {value:g}" for name, value in stayed.items())
         yield (
-            f"model.path is {config.model.path}, but {values} are still the recipe's, chosen for {start.model.path}. Say what "
-            f"you want, or {' '.join(f'--model.{name} null' for name in stayed)} for the checkpoint's own."
+            f"model.path is {config.model.path}, but {values} are still the recipe's, chosen for {start.model.path}. Set "
+            f"them, or give {' '.join(f'--model.{name} null' for name in stayed)} for the checkpoint's own."
         )

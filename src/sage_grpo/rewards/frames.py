@@ -14,7 +14,7 @@ Statistics = tuple[tuple[float, float, float], tuple[float, float, float]]
 CLIP_PIXELS: Statistics = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 """Mean and std of the pixels that CLIP and Qwen2-VL were trained on."""
 Halves = Literal["even", "down"]
-"""Rounding of a centre crop's offset when it ends in half a pixel."""
+"""Rounding of a center crop's offset when it ends in half a pixel."""
 
 
 def check_clips(videos: Tensor, prompts: object, fps: float) -> None:
@@ -29,7 +29,7 @@ def check_clips(videos: Tensor, prompts: object, fps: float) -> None:
 
 
 def sample_times(num_frames: int, fps: float, *, sample_fps: float, max_frames: int = 0) -> list[float]:
-    """Evenly spaced times in seconds, the centres of equal slices of the clip's duration num_frames / fps: the same at 8, 16 or 24 fps."""
+    """Evenly spaced times in seconds, the centers of equal slices of the clip's duration num_frames / fps: the same at 8, 16 or 24 fps."""
     if num_frames < 1:
         raise ValueError("A clip without frames cannot be sampled.")
     if sample_fps <= 0:
@@ -55,7 +55,7 @@ def short_edge_size(height: int, width: int, size: int) -> tuple[int, int]:
 
 
 def centre_offset(side: int, size: int, *, halves: Halves = "even") -> int:
-    """Offset of a centre crop of `size` pixels in `side`; of half a pixel left over, torchvision takes the even offset, transformers the lower one."""
+    """Offset of a center crop of `size` pixels in `side`; of half a pixel left over, torchvision takes the even offset, transformers the lower one."""
     left_over = side - size
     return round(left_over / 2) if halves == "even" else left_over // 2
 
@@ -69,7 +69,7 @@ def straight_through(values: Tensor, rounding: Callable[[Tensor], Tensor]) -> Te
 
 def resize_as_pillow(images: Tensor, rows: int, columns: int) -> Tensor:
     """Antialiased bicubic resize of N x 3 x H x W in 0..255 to whole values (floats), as Pillow does with bytes: columns first, each pass rounded half up
-    (a gradient passes straight through). Pillow's weights are fixed-point numbers: exact halves may fall the other way, by one grey level.
+    (a gradient passes straight through). Pillow's weights are fixed-point numbers: exact halves may fall the other way, by one gray level.
     """
     height = images.shape[-2]
     return _to_whole(_to_whole(images.float(), height, columns), rows, columns)
@@ -93,6 +93,6 @@ def resize_uint8(images: Tensor, height: int, width: int) -> Tensor:
 
 
 def normalise(pixels: Tensor, statistics: Statistics = CLIP_PIXELS) -> Tensor:
-    """Normalise N x 3 x H x W in 0..1 for an encoder: minus the mean, over the std."""
+    """Normalize N x 3 x H x W in 0..1 for an encoder: minus the mean, over the std."""
     mean, std = (torch.tensor(values, device=pixels.device).view(3, 1, 1) for values in statistics)
     return (pixels - mean) / std

@@ -34,7 +34,7 @@ class BadReturn(ValueError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A remedy for a misspelt name: the nearest known one, and the whole list."""
+    """A remedy for a misspelled name: the nearest known one, and the whole list."""
     known = sorted(known)
     return f"{did_you_mean(name, known, 0.4)} Known: {', '.join(known) or '(none)'}."
 
@@ -189,7 +189,7 @@ def _check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any])
     title = f"{function.__module__}:{getattr(function, '__name__', type(function).__name__)}"
     taken = {"metadata", "sound"} & signature.parameters.keys()
     for name in sorted(taken & arguments.keys()):
-        raise RewardConfigError(f"{title}: `{name}` is what the run hands over, not an option.")
+        raise RewardConfigError(f"{title}: `{name}` is passed by the run, so it cannot be an option.")
     given = {**arguments, **dict.fromkeys(taken)}
     try:
         signature.bind(None, None, None, **given)

@@ -238,7 +238,7 @@ class RewardMember:
                     continue
                 raised = isinstance(result, Exception) and not isinstance(result, BadReturn)
                 if self._isolates and raised and len(chunk) > 1:
-                    for one in chunk:  # one bad prompt does not cost its neighbours their scores
+                    for one in chunk:  # one bad prompt does not cost its neighbors their scores
                         self._write(outcome, clips, [one], self.call(clips, range(one, one + 1)))
                 else:
                     self._write(outcome, clips, chunk, result)

@@ -73,7 +73,7 @@ class RewardSpec:
     device: Speed[str] = ""
     """Device on which the reward stays loaded ("cuda:1"); empty shares the run's device."""
     overlap: Speed[bool] = False
-    """Score in a separate thread, in parallel with other rewards; for rewards that wait for a network."""
+    """Score in a separate thread; for rewards that wait for a network."""
     try_out: Speed[bool] = True
     """Test the reward with a small clip before training starts."""
 
@@ -276,7 +276,7 @@ def readiness(spec: RewardSpec) -> Readiness:
     if key and not os.environ.get(key, "").strip():
         # its name is not shown: it may be the key itself
         missing.append("the environment variable that key_env names is empty")
-    notes = ("the server is asked when it is tried out",) if facts.network else ()
+    notes = ("the server is called when the reward is tried out",) if facts.network else ()
     return Readiness(tuple(missing), tuple(dict.fromkeys(downloads)), notes)
 
 

@@ -70,8 +70,8 @@ def identify(config: TrainConfig, given: Overrides | None = None) -> dict[str, s
 def unsure(given: Overrides) -> list[str]:
     names = [name.removeprefix(PREFIX) for name, one in given.rewards.items() if not hasattr(one, "fingerprint")]
     text = (
-        f"The code of {', '.join(names)} is that of the run so far; whether what it holds or refers to (weights, settings, globals) is, "
-        "cannot be told. A method fingerprint() would tell."
+        f"The code of {', '.join(names)} is that of the run so far; whether what it holds or refers to (weights, settings, globals) is unchanged "
+        "cannot be checked. A method fingerprint() makes it checkable."
     )
     return [text] if names else []
 
@@ -94,7 +94,7 @@ def check(config: TrainConfig, identity: Mapping[str, str], meta: Mapping[str, A
         lines = "".join(f"\n  {key}: {short[key]}" for key in wrong)
         raise ConfigError(
             f"{out} holds a run that differs from this one; to continue it would mix the two:{lines}\n"
-            f"Choose another `out`, go back to what {out / 'config.yaml'} names, or ask for the change by name: "
+            f"Choose another `out`, use the settings of {out / 'config.yaml'}, or ask for the change by name: "
             f"--allow_changes {','.join(wrong)}"
         )
     return [key for key in (*free, *allowed) if affects(TrainConfig, key) != "start"]

@@ -91,7 +91,7 @@ def owned(out: Path, world: World) -> Iterator[None]:
             if strange and not any(name in MARKS for name in names):
                 more = f" and {len(strange) - 3} more" if len(strange) > 3 else ""
                 raise ConfigError(
-                    f"{out} holds other files and no run: {', '.join(strange[:3])}{more}. Choose another `out`: a new folder, an empty one, "
+                    f"{out} holds other files but no run: {', '.join(strange[:3])}{more}. Choose another `out`: a new folder, an empty one, "
                     "or that of a run, which is continued."
                 )
             return ""

@@ -80,8 +80,8 @@ def prompt_remarks(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> lis
             most, times = often.most_common(1)[0]
             text = most[0][0]
             found.append(
-                f"{copies} of {len(rows)} {kind} prompts are copies of another ({text[:60]!r} is there {times} times): each counts as "
-                "often as it is there. Leave the copies out, unless that is meant."
+                f"{copies} of {len(rows)} {kind} prompts are copies of another ({text[:60]!r} occurs {times} times): every copy "
+                "counts. Remove the copies, unless you want that."
             )
     return found
 

@@ -31,7 +31,7 @@ def read_config(run: Path, *, trust: bool = False, rewards: bool = True) -> Trai
     foreign = [] if trust else _foreign(config, rewards=rewards)
     if foreign:
         raise ValueError(
-            f"{file} names {' and '.join(foreign)}. A run's folder does not decide what runs on this machine: if the run is yours, "
+            f"{file} names {' and '.join(foreign)}. A run's folder does not decide which code runs here: if the run is yours, "
             "or you know what this does, add --trust_run true."
         )
     # Nor may it name the place of the encoding cache: that is the user's own, or --model.cache.
@@ -177,7 +177,7 @@ class Choice:
             )
         whole(run, name)
         if self.ema is not None:
-            raise ValueError(f"Of these weights only {folder} is left, as the run exported it: leave --ema out.")
+            raise ValueError(f"These weights exist only in {folder}, as the run exported them: leave --ema out.")
         if spec.lora is not None:
             return replace(spec, lora=replace(spec.lora, path=str(folder)))
         return replace(spec, path=str(folder), revision=None)
@@ -204,7 +204,7 @@ class Weights:
             model = self.spec.load()
         elif self.exported:
             raise ValueError(
-                "Of these weights only the folder that the run exported is left, which does not go into a model object: give "
+                "These weights exist only in the folder that the run exported, which does not go into a model object: give "
                 "--checkpoint N, or load the folder yourself and leave the run out."
             )
         else:

@@ -153,7 +153,7 @@ def _finish(trainer: Trainer, terminal: Terminal) -> None:
     signs, best = ", ".join(trainer.state.sentinel.doubts), trainer.state.best.get("iteration", 0)
     advice = f"best/ has those after iteration {best}" if best else "look at their clips before you use them"
     # Findings of the last evaluation have no action.
-    doubt = f"The sentinel doubts the weights that this run ends with ({signs}): {advice}." if signs else ""
+    doubt = f"The sentinel warned about the final weights ({signs}): {advice}." if signs else ""
     if trainer.world.is_main:
         replace_text(out / FINISHED, f"{number}\n")
         note(trainer, "finish", doubt)

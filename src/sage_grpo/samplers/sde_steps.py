@@ -71,5 +71,5 @@ def left_out(grid: Schedule, wanted: Sequence[bool], kernel: Kernel, determinist
     return (
         f"{which} deterministic, too: with noise the state would hold {float(held.max()):.3g} times the noise variance of "
         f"sigma {float(grid.sigmas[steps[int(held.argmax())] + 1]):.3g} (the limit is {HELD_LIMIT:g}). rollout.deterministic_last true lets it explore; "
-        f"kernel.name {EXACT} hold exactly as much as is right"
+        f"kernel.name {EXACT} hold exactly the right amount"
     )

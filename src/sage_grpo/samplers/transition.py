@@ -13,7 +13,7 @@ from torch import Tensor
 class Gaussian:
     """Normal(mean, std^2) over latents.
 
-    The first `batch_ndim` dimensions of `mean` index samples (and steps, when vectorised over them); the rest are
+    The first `batch_ndim` dimensions of `mean` index samples (and steps, when vectorized over them); the rest are
     latent dimensions. `std` has one value per sample, or one for all. Log-probability and KL are MEANS over the latent
     dimensions: the usual convention, which sets the scale of the clip range. Arithmetic is float32.
     """
@@ -41,7 +41,7 @@ class Gaussian:
         return Gaussian(expanded(self.mean, count), std, self.batch_ndim, self.places)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """Mean log-density over latent dimensions, with the full normalisation, one value per sample (and part, where there are `places`)."""
+        """Mean log-density over latent dimensions, with the full normalization, one value per sample (and part, where there are `places`)."""
         _same_shape(x, self.mean, "x")
         if self.places:
             return torch.stack(
@@ -98,7 +98,7 @@ class Transition:
     """x_next ~ Normal(a x + b v, std^2).
 
     The three fields have one shape: a scalar, or one value per sample (and step). Sampling, log-probability, KL,
-    equaliser and inspector all derive from them; a sampler is nothing more.
+    equalizer and inspector all derive from them; a sampler is nothing more.
     """
 
     a: Tensor

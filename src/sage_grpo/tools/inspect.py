@@ -155,7 +155,7 @@ def instabilities(kernel: Kernel, schedule: Schedule) -> Iterator[str]:
     excess = _peak_excess(kernel, schedule)
     if not excess <= 1.5:  # here and below: NaN is reported, too
         yield (
-            f"On the way the state holds up to {excess:.3g} times the noise variance that the network was trained for. Lower eta, "
+            f"During sampling the state holds up to {excess:.3g} times the noise variance that the network was trained for. Lower eta, "
             f"leave rollout.deterministic_last out, let the last steps be deterministic with a window, or take {EXACT}, which keep it at 1."
         )
     limit, found = _limit(kernel, schedule), final_variance(kernel, schedule, 1.0)
@@ -197,7 +197,7 @@ def _drawbacks(kernel: Kernel, schedule: Schedule, step: Transition) -> Iterator
         steps = trained.nonzero()[:, 0]
         least, most = int(steps[sensitivity.argmin()]), int(steps[sensitivity.argmax()])
         yield (
-            f"Equalizer weights span {span:.0f}x, from step {most} up to step {least}: the loud steps then carry mostly noise. Cap "
+            f"Equalizer weights span {span:.0f}x, from step {most} up to step {least}: steps with large weights then carry mostly noise. Cap "
             f"the weights, or train a window that leaves out step {least} or step {most}."
         )
     # Kernels that keep the mixture exact lose variance all the same where a step renews much of the noise with the velocity of its start.

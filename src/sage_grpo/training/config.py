@@ -61,7 +61,7 @@ class RolloutConfig:
     window: Window = Window()
     """Steps that add noise."""
     deterministic_last: bool | None = None
-    """End with an ODE step. None leaves it to the sampler, which does so where it would leave noise; false is the paper's."""
+    """End with an ODE step; None does so if the sampler would leave noise, false is the paper's."""
     same_noise: bool = False
     """Start a group's clips from the same noise, so that they differ by exploration only."""
     share: bool = True
@@ -95,7 +95,7 @@ class RolloutConfig:
                 raise ValueError(f"rollout.{name} needs a window: with window.kind all every step explores.")
         if self.after_steps is not None and self.after_fraction < 1:
             raise ValueError(
-                f"rollout.after_fraction {self.after_fraction:g} and rollout.after_steps {self.after_steps} say the same thing twice: leave "
+                f"rollout.after_fraction {self.after_fraction:g} and rollout.after_steps {self.after_steps} set the same thing twice: leave "
                 "one of them out."
             )
 

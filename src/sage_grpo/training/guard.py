@@ -79,7 +79,7 @@ class HealthGuard:
         """Roll back to the good checkpoint, with shorter steps; after too many rollbacks the run ends there. True if it rolled back."""
         sentinel, world = self.state.sentinel, self.world
         if sentinel.good is None:
-            return self._stop(why, "There is no good checkpoint to go back to.")
+            return self._stop(why, "There is no good checkpoint to roll back to.")
         folder = self.root / f"{sentinel.good:06d}"
         fault = world.from_main((checkpoint.find_fault(folder) if world.is_main else None) or "")
         if fault:
@@ -89,10 +89,10 @@ class HealthGuard:
             sentinel.rollbacks += 1
             sentinel.brake *= self.config.sentinel.lr_factor
         self.state.go_back(folder, world)
-        text = f"{why}: back to the weights of iteration {sentinel.good} ({folder}), with steps {sentinel.brake:g} times as long."
+        text = f"{why}: rolled back to the weights of iteration {sentinel.good} ({folder}), with steps {sentinel.brake:g} times as long."
         self._say(why, text, "rollback")
         if often:
-            times = f"It went back {sentinel.rollbacks} times before (sentinel.rollbacks)"
+            times = f"It rolled back {sentinel.rollbacks} times before (sentinel.rollbacks)"
             self._stop(why, f"{times}, and shorter steps did not help.")
         return True
 

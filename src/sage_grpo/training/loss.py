@@ -70,7 +70,7 @@ class Loss:
     kl: KlTerms
     log_ratio: Tensor
     value: Tensor
-    """Weighted mean of the objective's loss, before the equaliser; detached."""
+    """Weighted mean of the objective's loss, before the equalizer; detached."""
     raw: Tensor
     policy: Tensor
     trust: Tensor
@@ -159,7 +159,7 @@ class UpdateSums:
     def __init__(self, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008 - a constant
         zero = partial(torch.zeros, (), dtype=torch.float64, device=device)
         self.sums: defaultdict[str, Tensor] = defaultdict(zero)
-        """By metric. `gradient/KIND/STEP` are squared norms at the velocity: of the objective (raw), after equalising
+        """By metric. `gradient/KIND/STEP` are squared norms at the velocity: of the objective (raw), after equalizing
         (equalized), and of the whole loss with the KL (sent); `bad/STEP` counts items whose loss is not finite."""
         self.largest_log_ratio = zero()
 

@@ -27,7 +27,7 @@ class Snapshot:
 
     @torch.no_grad()
     def take_back(self, kept: float) -> None:
-        """Interpolate the live weights towards these copies, keeping the share `kept` of their distance."""
+        """Interpolate the live weights toward these copies, keeping the share `kept` of their distance."""
         for name, p in self.params.items():
             p.lerp_(self.copies[name].to(p), 1.0 - kept)
 

@@ -62,7 +62,7 @@ class Storage:
     dtype: torch.dtype = torch.float32
     device: torch.device = torch.device("cpu")
     velocities: bool = True
-    """Keep the rollout's velocities (step-wise KL, KL mask, centred ratio), not only those by which the updates are measured."""
+    """Keep the rollout's velocities (step-wise KL, KL mask, centered ratio), not only those by which the updates are measured."""
 
     def rounded(self, x: Tensor) -> Tensor:
         """x in stored precision: the state itself is rounded, which keeps rollout and replay on the same numbers."""

@@ -81,7 +81,7 @@ def demand(document: Mapping[str, Any], kinds: Mapping[str, Any], what: str) -> 
 def misfit(value: Any, hint: Any, where: str) -> str:
     """The first value in plain data that does not fit its type, as a sentence; empty if all fit.
 
-    Types are int, float (any number), str, bool, None, list[T] (or Sequence[T]), dict[str, T], dict[int, T] (whose keys are spelt as texts), unions,
+    Types are int, float (any number), str, bool, None, list[T] (or Sequence[T]), dict[str, T], dict[int, T] (whose keys are spelled as texts), unions,
     Literal, Any, and dataclasses, whose fields may be left out where they have defaults. True and false are not numbers; neither are NaN, infinity,
     and integers of more than 64 bits.
     """

@@ -88,7 +88,7 @@ def _read_config(file: Path) -> None:
 
 
 def check_config(values: Mapping[str, Any], what: str) -> None:
-    """Refuse a component's configuration with kernels of the hub, quantised weights or an impossible number of layers (or steps)."""
+    """Refuse a component's configuration with kernels of the hub, quantized weights or an impossible number of layers (or steps)."""
     for name, value in _entries(values):
         if name.strip("_").removesuffix("_internal") in ("attn_implementation", "experts_implementation"):
             if any("/" in str(one) for one in (value.values() if isinstance(value, dict) else [value])):
@@ -97,7 +97,7 @@ def check_config(values: Mapping[str, Any], what: str) -> None:
                 )
         elif name == "quantization_config" and value:
             raise DocumentError(
-                f"{what}: quantization_config is {shown(value)}. Quantised weights are not read: their code comes from other packages and the hub. "
+                f"{what}: quantization_config is {shown(value)}. Quantized weights are not read: their code comes from other packages and the hub. "
                 "Give the plain ones."
             )
         elif re.search(r"layers|depth|blocks|train_timesteps", name):

@@ -20,7 +20,7 @@ from sage_grpo.types import Sound, VideoSpec
 from sage_grpo.utils.safe_io import replacing
 
 OPTIONS = {"preset": "veryfast", "bf": "0", "weightp": "0", "sc_threshold": "0"}
-"""Options of x264 that make the bytes depend on the clip alone. Its lookahead reads uninitialised memory, so every user of it is off: CRF with its
+"""Options of x264 that make the bytes depend on the clip alone. Its lookahead reads uninitialized memory, so every user of it is off: CRF with its
 macroblock tree, B-frames, weights and scene cuts."""
 LARGEST = 4 << 30
 """Bytes that the frames, or the sound, of one file may take: a few kilobytes can decode to more than there is memory."""
@@ -31,13 +31,13 @@ LAYOUTS = {1: "mono", 2: "stereo"}
 
 
 def write_mp4(path: str | Path, clip: Tensor, fps: float, *, quality: int = 18, sound: Sound | None = None) -> Path:
-    """Write a clip as H.264; the same clip gives the same bytes. `quality` is x264's quantiser: lower is better, 0 is lossless. The sound becomes AAC."""
+    """Write a clip as H.264; the same clip gives the same bytes. `quality` is x264's quantizer: lower is better, 0 is lossless. The sound becomes AAC."""
     import av
 
     path = Path(path)
     check_clip(clip)
     _, height, width, _ = clip.shape
-    # 4:2:0 halves the colour planes, so it needs even sizes; browsers play nothing else.
+    # 4:2:0 halves the color planes, so it needs even sizes; browsers play nothing else.
     even = height % 2 == 0 and width % 2 == 0
     with replacing(path) as fresh, av.open(str(fresh), "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001))

@@ -101,7 +101,7 @@ def _knock(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=PATIENCE).close()
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"No Ray cluster answers at {address!r} ({error}): give HOST:PORT of its head, as `ray start --head` says, or auto (docs/scale.md#sample-on-other-gpus-with-ray)."
+            f"No Ray cluster answers at {address!r} ({error}): give HOST:PORT of its head, as `ray start --head` prints it, or auto (docs/scale.md#sample-on-other-gpus-with-ray)."
         ) from error
 
 

@@ -62,7 +62,7 @@ class EncodingCache:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            warnings.warn(f"{self.what} cannot be read ({error}): going on without {self.folder}.", stacklevel=2)
+            warnings.warn(f"{self.what} cannot be read ({error}): continuing without {self.folder}.", stacklevel=2)
             self.folder = None
             return None
         try:
@@ -84,7 +84,7 @@ class EncodingCache:
         except OSError as error:  # full, read-only, not ours, no folder
             self._writable = False
             warnings.warn(
-                f"{self.what} cannot be kept in {self.folder} ({error}): going on without. Make room, or set model.cache to another folder.",
+                f"{self.what} cannot be kept in {self.folder} ({error}): continuing without. Make room, or set model.cache to another folder.",
                 stacklevel=2,
             )
 

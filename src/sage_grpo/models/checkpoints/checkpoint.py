@@ -76,7 +76,7 @@ def resolve(spec: Located) -> Path:
         folder = Path(str(files("sage_grpo") / "worlds" / "shapes" / "assets"))
         if not (folder / "model_index.json").is_file():
             raise ModelError(
-                "The small checkpoint that the package carries is not installed (sage_grpo/worlds/shapes/assets has no "
+                "The small checkpoint of the package is not installed (sage_grpo/worlds/shapes/assets has no "
                 "model_index.json). Install the released package, or give model.path: a diffusers folder or a hub id."
             )
         return folder

@@ -109,7 +109,7 @@ def write_card(folder: Path, model: Any, *, whole: bool) -> None:
     spec, video = model.spec, model.video
     local = spec.path is not None and Path(spec.path).exists()
     # A local path is of no use to a reader of the card, and may be private.
-    base = f"path/to/{Path(spec.path).name}" if local else spec.path or "the checkpoint that sage-grpo carries"
+    base = f"path/to/{Path(spec.path).name}" if local else spec.path or "the checkpoint included in sage-grpo"
     tags = ["video-generation" if video.frames > 1 else "image-generation", "reinforcement-learning", "sage-grpo"]
     lines = ["---", "library_name: diffusers", "tags:", *(f"- {tag}" for tag in (tags if whole else [*tags, "lora"]))]
     if spec.path is not None and not local:

@@ -15,7 +15,7 @@ from sage_grpo.models.network.inputs import SIDE, LatentGrid, pack, unpack
 
 
 class Flux2Codec(ImageCodec):
-    """Its latents are squares of the VAE's, normalised."""
+    """Its latents are squares of the VAE's, normalized."""
 
     def to_vae(self, latents: Tensor) -> Tensor:
         mean, std = self._statistics(latents)
@@ -32,7 +32,7 @@ class Flux2Codec(ImageCodec):
 
 
 class Flux2(FamilyModel):
-    """FLUX.2 klein as a VelocityModel of one-frame clips. Its latents are the network's tokens: squares of the VAE's, normalised."""
+    """FLUX.2 klein as a VelocityModel of one-frame clips. Its latents are the network's tokens: squares of the VAE's, normalized."""
 
     traits = Traits(
         pipelines=("Flux2KleinPipeline",),

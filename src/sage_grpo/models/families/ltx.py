@@ -72,8 +72,8 @@ class Ltx(FamilyModel):
             name.startswith("decode") for name in self.spec.options
         ):
             raise ModelError(
-                f'model.options: the VAE of "{self.folder}" takes no timestep, so decode_timestep and decode_noise_scale mean nothing to '
-                "it. Leave them out."
+                f'model.options: the VAE of "{self.folder}" takes no timestep, so decode_timestep and decode_noise_scale have no effect '
+                "on it. Leave them out."
             )
 
     def _grid(self) -> LatentGrid:

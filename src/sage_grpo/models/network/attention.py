@@ -136,7 +136,7 @@ def attend(
 
 
 def rotate_pairs(tokens: Tensor, rotary: tuple[Tensor, Tensor] | SplitRotary) -> Tensor:
-    """Wan's rotary embedding: neighbouring channels are the two coordinates of one rotation."""
+    """Wan's rotary embedding: neighboring channels are the two coordinates of one rotation."""
     first, second = tokens.unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = rotary[0][..., 0::2], rotary[1][..., 1::2]
     return torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1).flatten(-2).type_as(tokens)

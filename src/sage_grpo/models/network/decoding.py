@@ -1,6 +1,6 @@
 """Latents to uint8 clips with diffusers' own decoders, in chunks of frames, with the result of the whole decode up to round-off.
 
-Both decoders are causal in time and normalise every position by itself, so a chunk needs of the past only the last input frames of
+Both decoders are causal in time and normalize every position by itself, so a chunk needs of the past only the last input frames of
 each convolution. Wan's decoder keeps them itself; for HunyuanVideo-1.5 they are kept here. While the modules decode, some of them run
 a function of this file instead of their own forward. Where a gradient is wanted, chunks are decoded again in the backward pass.
 """

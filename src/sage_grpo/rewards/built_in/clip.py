@@ -27,9 +27,9 @@ CLIP_FOLDER = FileSource(
 
 
 def clip_pixels(frames: Tensor, size: int, fit: Fit = "crop", *, halves: Halves = "even") -> Tensor:
-    """uint8 N x H x W x 3 to CLIP's input, `size` x `size`, scaled and normalised.
+    """uint8 N x H x W x 3 to CLIP's input, `size` x `size`, scaled and normalized.
 
-    crop: the shortest edge becomes `size` (by Pillow's resize of bytes), and the centre is cut out, as CLIP's authors do; `halves` is as in
+    crop: the shortest edge becomes `size` (by Pillow's resize of bytes), and the center is cut out, as CLIP's authors do; `halves` is as in
     `centre_offset`. pad: the longest edge becomes `size`, and black is added on both sides, as HPSv2's authors do.
     """
     images, (height, width) = frames.permute(0, 3, 1, 2), frames.shape[1:3]
@@ -135,7 +135,7 @@ class PickScore(ClipReward):
     """PickScore (Kirstain et al., 2023): exp(logit scale) cos(image, prompt), raw, mean over frames.
 
     About 20 on real pictures; some toolkits divide by 26. Pictures are prepared as transformers' processor
-    does it, which its authors use: half a pixel of the centre crop is dropped (the other CLIP scores go by torchvision's crop).
+    does it, which its authors use: half a pixel of the center crop is dropped (the other CLIP scores go by torchvision's crop).
     """
 
     facts = RewardFacts(

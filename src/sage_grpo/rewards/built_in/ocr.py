@@ -35,7 +35,7 @@ def edit_distance(first: str, second: str) -> int:
 
 
 def text_score(target: str, read: str) -> float:
-    """1 - distance / longer length, in [0, 1]; 1 when the normalised texts are equal."""
+    """1 - distance / longer length, in [0, 1]; 1 when the normalized texts are equal."""
     target, read = normalise(target), normalise(read)
     return 1.0 - edit_distance(target, read) / max(len(target), len(read), 1)
 
@@ -60,7 +60,7 @@ class OcrReward:
         num_frames: int = 4,
         engine: Callable[[Any], Any] | None = None,
     ) -> None:
-        """engine: for tests, or another recogniser."""
+        """engine: for tests, or another recognizer."""
         self._sample_fps, self._num_frames = sample_fps, num_frames
         if engine is None:
             try:
@@ -94,7 +94,7 @@ def reading_order(boxes: Sequence[tuple[Sequence[Sequence[float]], str]]) -> lis
     """Texts by lines from the top, each from the left. A box is four corners (x, y), from the top left clockwise.
 
     A box continues the line whose last box it overlaps in height: they share at least half of the lower one's height. A whole line may therefore be
-    tilted by more than its height, as long as neighbours are not.
+    tilted by more than its height, as long as neighbors are not.
     """
     lines: list[list[tuple[float, float, str]]] = []
     for corners, text in sorted(boxes, key=lambda box: min(x for x, _ in box[0])):

@@ -46,7 +46,7 @@ class Chat:
         self.read_ids = torch.tensor(self.tokenizer.convert_tokens_to_ids(list(read)))
 
     def batch(self, prompts: Sequence[str], pictures: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Token ids padded on the right, mask, positions, patches and grids of samples, each of normalised frames T x 3 x H x W.
+        """Token ids padded on the right, mask, positions, patches and grids of samples, each of normalized frames T x 3 x H x W.
 
         Positions are 0..L-1 on all three rope axes, not Qwen2-VL's own 3-D index: the models were trained so, because their authors hand over
         embeddings, from which no such index can be made.
@@ -132,7 +132,7 @@ def target_size(height: int, width: int, *, max_pixels: int, min_pixels: int) ->
 
 
 def patchify(frames: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
-    """T x 3 x H x W to patches in Qwen2-VL's order (2 x 2 neighbours together), and the grid (t, h, w)."""
+    """T x 3 x H x W to patches in Qwen2-VL's order (2 x 2 neighbors together), and the grid (t, h, w)."""
     if frames.shape[0] % TEMPORAL:
         frames = torch.cat([frames, frames[-1:]])
     t, h, w = frames.shape[0] // TEMPORAL, frames.shape[2] // PATCH, frames.shape[3] // PATCH

@@ -1,7 +1,7 @@
 """Training-free statistics of clips: cheap rewards, and guards against reward hacking.
 
-They are measurements, not judgements: give the bad ones (flicker, warp_error, midframe_error, duplicate_frames) a negative weight. All are means over
-frames, vectorised, without weights, and ignore the prompt. Statistics that compare frames are NaN with a reason on a clip of too few frames, never 0.
+They are measurements, not judgments: give the bad ones (flicker, warp_error, midframe_error, duplicate_frames) a negative weight. All are means over
+frames, vectorized, without weights, and ignore the prompt. Statistics that compare frames are NaN with a reason on a clip of too few frames, never 0.
 Motion is measured by block matching from coarse to fine, then a gradient step below a pixel.
 """
 
@@ -18,7 +18,7 @@ from sage_grpo.rewards.functions import RewardConfigError, check_known
 from sage_grpo.types import PartScores, RewardFacts
 
 SPAN = 1 / 8
-"""Frames are compared at most this many seconds apart, whatever the frame rate: a slow pan moves too little between neighbours."""
+"""Frames are compared at most this many seconds apart, whatever the frame rate: a slow pan moves too little between neighbors."""
 FLOW_SIDE = 96
 """Frames are pooled until their short side is below twice this."""
 COARSEST = 12
@@ -30,7 +30,7 @@ EXPLAINED = 0.5
 FLAT = 2 / 255
 """Blocks with less contrast (mean absolute deviation) show no motion."""
 LEVELS = 8
-"""Levels a colour channel in the histogram of `colour_entropy`."""
+"""Levels a color channel in the histogram of `colour_entropy`."""
 RADIUS = 4
 """Reach of the search of `warp_error`, in pooled pixels."""
 DUPLICATE = 0.5 / 255
@@ -72,7 +72,7 @@ def brightness(clip: StatisticsBatch) -> Tensor:
 
 
 def colour_entropy(clip: StatisticsBatch) -> Tensor:
-    """Entropy of the clip's colours over 8 x 8 x 8 bins, as a fraction of the largest possible, in [0, 1]."""
+    """Entropy of the clip's colors over 8 x 8 x 8 bins, as a fraction of the largest possible, in [0, 1]."""
     count, bins = clip.videos.shape[0], LEVELS**3
     red, green, blue = ((channel // (256 // LEVELS)).int() for channel in clip.videos.unbind(dim=-1))
     index = (red * LEVELS + green) * LEVELS + blue
@@ -96,7 +96,7 @@ def motion(clip: StatisticsBatch) -> Tensor:
 
 
 def warp_error(clip: StatisticsBatch) -> Tensor:
-    """Mean absolute luma difference of neighbouring frames that remains after the best whole shift of every block."""
+    """Mean absolute luma difference of neighboring frames that remains after the best whole shift of every block."""
     small = _pooled(clip.luma)
     before, after = (part.flatten(0, 1).unsqueeze(1) for part in (small[:, :-1], small[:, 1:]))
     _, residual = _best_shift(before, after, RADIUS)
@@ -104,7 +104,7 @@ def warp_error(clip: StatisticsBatch) -> Tensor:
 
 
 def midframe_error(clip: StatisticsBatch) -> Tensor:
-    """Mean absolute luma difference of every second frame from the one half way between its neighbours (moved towards each other by half of the motion
+    """Mean absolute luma difference of every second frame from the one half way between its neighbors (moved toward each other by half of the motion
     of every block, and averaged): small for steady motion, large for stutter and jitter.
     """
     small = _pooled(clip.luma)

@@ -235,7 +235,7 @@ class VideoAlign(NetworkReward):
         return frame_indices(count, fps, fps=self.config.fps, num_frames=self.config.num_frames)
 
     def prepare(self, videos: Tensor, prompts: Sequence[str], fps: float) -> dict[str, Tensor]:
-        """The frames that are read, resized (rounded to uint8) and normalised, with their prompts in the chat."""
+        """The frames that are read, resized (rounded to uint8) and normalized, with their prompts in the chat."""
         indices, (height, width) = self.frames_read(videos.shape[1], fps), videos.shape[2:4]
         size = target_size(height, width, max_pixels=self.config.max_pixels, min_pixels=MIN_PIXELS)
         frames = [clip[list(indices)].permute(0, 3, 1, 2) for clip in videos.to(self.model.device)]
@@ -281,9 +281,9 @@ def _load_model(base: str, tokens: int, state: dict[str, Tensor], whole: bool, s
 
 def _add_adapters(model: nn.Module, adapters: dict[str, Tensor], scale: float | None) -> None:
     if adapters and scale is None:
-        raise RewardConfigError("The checkpoint holds LoRA weights, but model_config.json says lora_enable: false.")
+        raise RewardConfigError("The checkpoint holds LoRA weights, but model_config.json has lora_enable: false.")
     if scale is not None and not adapters:
-        raise RewardConfigError("model_config.json says lora_enable, but the checkpoint holds no LoRA weights.")
+        raise RewardConfigError("model_config.json has lora_enable: true, but the checkpoint holds no LoRA weights.")
     layers = {name.rsplit(".lora_", 1)[0] for name in adapters}
     for layer in sorted(layers):
         try:

@@ -28,7 +28,7 @@ from sage_grpo.utils.json_schema import parse_json
 from sage_grpo.utils.redact import hide, parse_address, read_key
 
 DIMENSIONS: Mapping[str, str] = {
-    "visual_quality": "how well made the single frames look: sharpness, light, colour, anatomy, no artefacts",
+    "visual_quality": "how well made the single frames look: sharpness, light, color, anatomy, no artifacts",
     "motion_quality": "how natural and complete the motion is: no flicker, no jumps, no frozen or melting things",
     "text_alignment": "how fully and exactly the video shows what the prompt asks for, nothing missing or added",
 }

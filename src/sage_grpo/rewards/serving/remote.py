@@ -86,7 +86,7 @@ class ServerPool:
             # A server that hung is paused for at least as long as it cost.
             pause = max(self._network.longest_pause(server.failures), now - start)
             server.failures, server.down_until, server.changed = server.failures + 1, now + pause, now
-        message = "Reward server %s failed (%s): left alone for %.3g s, failure %d in a row."
+        message = "Reward server %s failed (%s): not used for %.3g s, failure %d in a row."
         log.warning(message, server.url.geturl(), reason[:300], pause, server.failures)
 
 

@@ -91,7 +91,7 @@ def decode_request(body: bytes | bytearray) -> ScoreRequest:
             check_prompt(prompt)
         "".join(prompts).encode()  # JSON can spell lone surrogates, which cannot be sent back
     if content_checksum(videos, prompts, fps) != metadata["checksum"]:
-        raise WireError("The checksum does not fit the clips, prompts and fps: they were changed on the way.")
+        raise WireError("The checksum does not fit the clips, prompts and fps: they were changed in transit.")
     return ScoreRequest(metadata["checksum"], videos, prompts, fps)
 
 

@@ -224,7 +224,7 @@ class SavedRun:
         except (checkpoint.SaveFailed, OSError) as error:
             if needed:
                 raise
-            self.on_note(f"iteration {number} could not be kept ({error}). The run goes on.")
+            self.on_note(f"iteration {number} could not be kept ({error}). The run continues.")
         self._saved = time.monotonic()
         return None
 
@@ -236,12 +236,12 @@ class SavedRun:
         folder = checkpoint.newest_good(self.root)
         fault = "its checkpoints are damaged" if folder is None else self._fault(folder)
         if folder is None or fault:
-            self.on_note(f"what was kept of it is not continued ({fault}): it is made anew.")
+            self.on_note(f"its saved state cannot be continued ({fault}): the run starts again.")
             shutil.rmtree(self.root)
             return
         self.trainer.state.load(folder, self.trainer.world)
         self.record.load_state_dict(read_object(folder / RECORD))
-        self.on_note(f"goes on after iteration {self.trainer.state.iteration}.")
+        self.on_note(f"continues after iteration {self.trainer.state.iteration}.")
 
     def _fault(self, folder: Path) -> str:
         meta = checkpoint.read_meta(folder)
@@ -252,7 +252,7 @@ class SavedRun:
         with checkpoint.continuing(folder):
             good = meta["sentinel"]["good"]
             fault = None if good is None else checkpoint.find_fault(self.root / f"{int(good):06d}")
-        return f"the checkpoint that its sentinel may go back to is damaged: {fault}" if fault else ""
+        return f"the checkpoint that its sentinel may roll back to is damaged: {fault}" if fault else ""
 
 
 def train(job: CompareJob, bases: Bases, saved: SavedRun) -> None:

@@ -22,7 +22,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Okabe and Ito's, which color-blind readers tell apart (brown in place of yellow, too pale for a line)."""
 BASE = {"color": "#999999", "lw": 0.9, "ls": ":"}
 STYLES = ("-", "--", ":", "-.")
-"""After every eight arms the next style; together with the colours they name an arm."""
+"""After every eight arms the next style; together with the colors they name an arm."""
 
 
 def render(folder: Path, out: Path | None = None) -> Summary:
@@ -49,14 +49,17 @@ def _scores(summary: Summary) -> list[str]:
     # Columns after those of the suite: heading, the base's cell, and an arm's.
     more: list[tuple[str, str, Callable[[ArmSummary], str]]] = []
     if any(arm.way is not None for arm in arms):
-        more.append(("way to the ceiling", "0%", lambda arm: percent(arm.way)))
+        more.append(("gap closed", "0%", lambda arm: percent(arm.way)))
     if any(arm.equal for arm in arms):
-        title = f"{first.title} at {_whole(summary.budget)} passes"
+        title = f"{first.title} at {_whole(summary.budget)} network evaluations"
         more.append((title, "", lambda arm: plus_minus(arm.equal.get(first.key))))
     if suite.clips is not None:
         title = f"{first.title} at {_whole(suite.clips)} clips"
         more.append((title, "", lambda arm: plus_minus(arm.clips.get(first.key))))
-    more += [("passes", "0", lambda arm: _whole(arm.passes)), ("updates", "0", lambda arm: _whole(arm.updates))]
+    more += [
+        ("network evaluations", "0", lambda arm: _whole(arm.passes)),
+        ("updates", "0", lambda arm: _whole(arm.updates)),
+    ]
     heads = ["arm", "seeds", "iterations", *(column.title for column in suite.columns), *(head for head, _, _ in more)]
     rows = []
     for names, base in _bases(summary):
@@ -81,7 +84,7 @@ def _differences(summary: Summary) -> list[str]:
     at_clips = both if suite.clips is not None else []
     heads = [f"minus {suite.baseline}", "pairs", *(column.title for column in suite.columns)]
     heads += [f"p ({first.title}, Holm)"]
-    heads += [f"{column.title} at equal passes" for column in at_passes]
+    heads += [f"{column.title} at equal network evaluations" for column in at_passes]
     heads += [f"{column.title} at equal clips" for column in at_clips]
     rows = []
     for arm in arms:
@@ -145,9 +148,9 @@ def text(summary: Summary, rows: Sequence[Mapping[str, Any]], figures: Sequence[
 READING = (
     "Mean ± half of the 95% interval: over seeds and prompts where rows have scores by prompt (docs/method.md, Intervals), "
     "else over seeds. Differences are taken seed by seed, and prompt by prompt, where both arms ended; their intervals are plain (each for itself), the p "
-    "values are adjusted for the number of arms (Holm). Runs that diverged or failed are counted and in no mean. Passes are samples through the network in "
-    "training: 1 forward, 3 forward and backward; clips are those that were scored. At a budget of the suite a score is measured after the last iteration "
-    "within it; elsewhere, at equal passes, it lies on the line between the evaluations before and after."
+    "values are adjusted for the number of arms (Holm). Runs that diverged or failed are counted and in no mean. A network evaluation is a sample through the "
+    "network in training: 1 forward, 3 forward and backward; clips are those that were scored. At a budget of the suite a score is measured after the last iteration "
+    "within it; elsewhere, at equal network evaluations, it lies on the line between the scores before and after."
 )
 
 
@@ -240,12 +243,12 @@ def _curves(summary: Summary, path: Path) -> Path | None:
     for row in axes:
         row[0].xaxis.get_major_locator().set_params(integer=True)
         row[1].xaxis.get_major_locator().set_params(nbins=5)  # long numbers
-    axes[-1][1].set_xlabel("network passes (samples; forward 1, forward and backward 3)")
+    axes[-1][1].set_xlabel("network evaluations (forward 1, forward and backward 3)")
     return _save(figure, axes, path, "held-out prompts, mean and 95% interval over seeds")
 
 
 def _steps(summary: Summary, path: Path) -> Path | None:
-    """By denoising step: the measured gradient norm at the velocity, before and after the equaliser, and what |b| / std predicts."""
+    """By denoising step: the measured gradient norm at the velocity, before and after the equalizer, and what |b| / std predicts."""
     arms = [(n, a) for n, a in enumerate(summary.arms.values()) if any("raw" in v for v in a.steps.values())]
     if not arms:
         return None

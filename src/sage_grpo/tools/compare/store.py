@@ -41,7 +41,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
         except ValueError:
             if number == len(lines):
                 break
-            fault = "it is no JSON."
+            fault = "it is not JSON."
         if fault:
             raise ConfigError(
                 f"{file}, line {number}: {fault} Remove the line (its run is then done again), or restore the file from a copy."
@@ -67,7 +67,7 @@ MEASURED = {
 def _fault(row: Any) -> str:
     """The fault of a row, in a sentence: a folder may come from another user, and tables trust its rows."""
     if not isinstance(row, dict) or row.get("format") != FORMAT:
-        return f"it is no row of format {FORMAT} that `sage-grpo compare` writes."
+        return f"it is not a row of format {FORMAT} that `sage-grpo compare` writes."
     finished = row.get("status") in FINISHED
     for name in (*HEAD, *(("evaluations", "passes", "updates", "seconds") if finished else ())):
         if name not in row:

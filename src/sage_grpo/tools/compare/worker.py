@@ -104,7 +104,7 @@ class Worker:
             message: Mapping[str, Any] = self._connection.recv()
         except (EOFError, ConnectionResetError):
             self._process.join()
-            fault = f"The process ended with {self._process.exitcode}; {self.log} has its last words."
+            fault = f"The process ended with {self._process.exitcode}; {self.log} has its last output."
             message = {"row": failed(self._job, fault)}
         if "row" in message and message["row"]["status"] == "failed":
             self.close()

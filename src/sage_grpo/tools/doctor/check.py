@@ -25,7 +25,7 @@ STYLE = {"pass": "green", "skip": "dim", "warn": "bold yellow", "fail": "bold re
 WHY = {
     "versions": "the model families are written against these libraries' own modules: older ones compute something else, or crash",
     "device": "a GPU that is shared runs out of memory after an hour",
-    "plan": "steps that cannot explore or that nobody trains are found here in a second, and in a run after the model is loaded",
+    "plan": "steps that cannot explore or are not trained are found here in a second, and in a run after the model is loaded",
     "files": "a weight that is missing gets random values, and a tokenizer without its files an empty vocabulary: both look plausible",
     "settings": "held-out scores mean nothing for prompts that are trained on, a distilled network burns its pictures with guidance on top, and "
     "bfloat16 is hundreds of times slower on a CPU",
@@ -42,16 +42,16 @@ WHY = {
     "reward statistics": "a reward that is brightness or motion in disguise is maxed out by a white or a frozen clip",
     "ratio": "before the first update both policies are one: a ratio other than 1 is an error of replay that the clip takes for learning",
     "gradients": "an adapter that binds to no module trains nothing, modules without a gradient are dead weight, and one below AdamW's epsilon moves nothing",
-    "update": "a bfloat16 weight has three digits: steps of a learning rate are rounded away, and the run stands still",
+    "update": "a bfloat16 weight has three digits: steps of a learning rate are rounded away, and the run makes no progress",
     "step size": "a step as long as the velocity itself leaves nothing of the model that was trained: the run then learns from noise",
     "ranks": "a rank whose gradients were not added up trains another model, and the average of both is neither",
     "trust region": "a KL without a gradient holds nothing back, whatever its coefficient: the policy drifts until the reward is hacked",
-    "save": "weights that do not survive saving are a run for nothing",
+    "save": "weights that change when they are saved make the run useless",
 }
 """Check -> reason."""
 REMEDY = {
     "versions": "pip install -U the libraries that are too old",
-    "device": "end what else runs on the GPU (nvidia-smi), or take another with model.device",
+    "device": "stop other processes on the GPU (nvidia-smi), or take another with model.device",
     "plan": "set what is named; `sage-grpo inspect` shows the steps of a schedule",
     "files": "get what is named, or give the right path",
     "settings": "set what is named; keep data.eval_prompts apart from data.prompts, and every prompt once in its file",
@@ -75,7 +75,7 @@ REMEDY = {
     "save": "look at the exported folder with diffusers; a disk that is full writes half of a file",
 }
 """Check -> remedy when it warns or fails."""
-STOPPED = ("what cannot be checked cannot be trained", "mend this first; the checks after it were left out")
+STOPPED = ("what cannot be checked cannot be trained", "fix this first; the checks after it were left out")
 """Reason and remedy of a stage that an error ended."""
 
 

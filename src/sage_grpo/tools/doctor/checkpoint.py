@@ -29,7 +29,7 @@ from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import Conditioning
 
 SHORT = "a cat"
-LONG = "a small grey cat walks slowly over a wooden bridge while rain falls on the quiet river below it"
+LONG = "a small gray cat walks slowly over a wooden bridge while rain falls on the quiet river below it"
 MIDDLE = torch.tensor(0.7)  # A noise level at which the prompt matters
 STEPS = 2  # steps of the clip that is compared with the pipeline's: grids differ at the first and the last step
 SMALL = 4 << 30  # bytes of a network that is loaded a second time without asking
@@ -105,7 +105,7 @@ def save(trainer: Trainer, x: Tensor, conditions: Sequence[Conditioning]) -> Che
 def why_unknown(model: FamilyModel) -> str | None:
     name = model.index["_class_name"]
     known = name.startswith(KNOWN)
-    return None if known else f"how a {name} is called is not known here (docs/models.md says what is tested)"
+    return None if known else f"how a {name} is called is not known here (docs/models.md lists what is tested)"
 
 
 def why_not_stock(model: FamilyModel) -> str | None:

@@ -86,7 +86,7 @@ def batch(scoring: Scoring) -> Check:
     turned, alone = (_units(other - scoring.first, scoring) for other in (scoring.reversed, scoring.single))
     gap = max(turned, alone)
     if gap > 0.05 and all(_is_noise(other - scoring.first, scoring) for other in (scoring.reversed, scoring.single)):
-        return Check("reward batch", "skip", f"{HIDDEN}, so that the batch's part in it cannot be told")
+        return Check("reward batch", "skip", f"{HIDDEN}, so that the batch's part in it cannot be measured")
     value = f"of the spread: in another order {turned:.2g}, one by one {alone:.2g}"
     return Check("reward batch", graded(gap, warn=0.05, fail=0.5), value, gap)
 
@@ -96,7 +96,7 @@ def prompts(scoring: Scoring) -> Check:
     if is_flat(scoring):
         return Check(name, "skip", "all clips have one score (reward spread)")
     gap = _units(scoring.path - scoring.first, scoring)
-    chance = Check(name, "skip", f"{HIDDEN}, so that the prompt's part in it cannot be told")
+    chance = Check(name, "skip", f"{HIDDEN}, so that the prompt's part in it cannot be measured")
     if gap > 0.5 and _is_noise(scoring.path - scoring.first, scoring):
         return chance
     if gap > 0.5 or not math.isfinite(gap):

@@ -106,7 +106,7 @@ def effect(rewards: Tensor, still: Tensor, drifts: Tensor | None = None, still_d
     whole = rewards.isfinite().all(2).all(1) & still.isfinite().all(1)
     if int(whole.sum()) < 2:
         raise ValueError(
-            f"Only {int(whole.sum())} of {len(whole)} prompts have a reward for every clip, and 2 are needed: mend the reward or "
+            f"Only {int(whole.sum())} of {len(whole)} prompts have a reward for every clip, and 2 are needed: fix the reward or "
             "raise probe.prompts."
         )
     parts = split_variance(rewards[whole])

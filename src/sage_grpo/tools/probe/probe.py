@@ -232,9 +232,7 @@ def prepare(config: TrainConfig, spec: ProbeSpec, choice: Choice) -> Prober:
         replace(config.kernel, eta=eta).build()  # an eta outside the kernel's range fails here
     found = choice.find(config.model)
     reward = load_rewards(config, prompts, World())
-    reward.refuse_comparing(
-        "what it says of clips of different settings cannot be compared. Probe with another reward."
-    )
+    reward.refuse_comparing("its scores of clips of different settings cannot be compared. Probe with another reward.")
     model = found.load()  # last: it takes minutes, and a mistake above is found in seconds
     Prober(config, spec, model, reward, prompts, []).steps()
     conditions = conditions_of(model, prompts)

@@ -24,7 +24,7 @@ from sage_grpo.utils.suggest import did_you_mean
 
 DATABASE, CLIPS = "study.sqlite", "clips"
 DIMENSIONS = {
-    "visual quality": "Which video looks better? Think of sharpness, colours, and things that look wrong.",
+    "visual quality": "Which video looks better? Think of sharpness, colors, and things that look wrong.",
     "motion quality": "Which video moves better? Think of smooth, natural and steady motion.",
     "semantic alignment": "Which video fits the text better?",
 }
@@ -86,7 +86,7 @@ def _check(plan: StudyPlan) -> None:
         raise StudyError("A study needs at least one dimension: --dimensions '{name: question}'.")
     for name in (*plan.methods, *plan.dimensions):
         if not name.strip() or len(name) > LONGEST_NAME or not name.isprintable():
-            raise StudyError(f"{name[:100]!r} is no name: 1 to {LONGEST_NAME} printable characters.")
+            raise StudyError(f"{name[:100]!r} is not a name: 1 to {LONGEST_NAME} printable characters.")
     for place, prompt in enumerate(plan.prompts):
         if len(prompt.text) > LONGEST_PROMPT:
             raise StudyError(f"Prompt {place + 1} has {len(prompt.text)} characters, more than {LONGEST_PROMPT}.")
@@ -169,7 +169,7 @@ def find_clips(folders: Mapping[str, Path], prompts: Sequence[Prompt]) -> dict[s
     faults = []
     for method, folder in folders.items():
         if not folder.is_dir():
-            raise StudyError(f"Method {method!r}: {folder} is no folder.")
+            raise StudyError(f"Method {method!r}: {folder} is not a folder.")
         root = folder.resolve()
         there = sorted(path for path in root.iterdir() if path.suffix.lower() in SUFFIXES)
         found[method] = []

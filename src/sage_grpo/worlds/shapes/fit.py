@@ -1,6 +1,6 @@
 """Analysis by synthesis: from pixels to the nearest drawable frames and the nearest renderable clip.
 
-First every frame is explained alone (`fit_frames`): which background, which object, where. Then the centres of a
+First every frame is explained alone (`fit_frames`): which background, which object, where. Then the centers of a
 clip are explained together by one motion (`fit_motion`), and the clip that this describes is rendered and compared
 (`nearest_clip`). Everything is batched over clips and frames.
 """
@@ -51,14 +51,14 @@ class FrameFit:
     size: Tensor
     colour: Tensor
     background: Tensor
-    centres: Tensor  # centre of the object, B x F x 2 world units
+    centres: Tensor  # center of the object, B x F x 2 world units
     residual: Tensor  # r.m.s. difference to the nearest drawable frame, B x F
     gate: Tensor  # B x F in [0, 1]: is there exactly one object, of a plausible size and contrast?
 
 
 @dataclass(frozen=True, kw_only=True)
 class MotionFit:
-    """The centres of each clip explained by each motion at each speed."""
+    """The centers of each clip explained by each motion at each speed."""
 
     error: Tensor  # mean squared distance to the best path, B x (motions x speeds), world units
     still: Tensor  # the same for an object that does not move, B
@@ -105,7 +105,7 @@ def fit_frames(videos: Tensor) -> FrameFit:
 
 
 def fit_motion(centres: Tensor, size: Tensor, grid: int = 48, rounds: int = 3) -> MotionFit:
-    """Fit every motion and speed to centres B x F x 2 of objects of these sizes (B)."""
+    """Fit every motion and speed to centers B x F x 2 of objects of these sizes (B)."""
     frames, device = centres.shape[1], centres.device
     kinds = torch.arange(MOTIONS * SPEEDS, device=device)
     motion, speed = kinds // SPEEDS, kinds % SPEEDS
@@ -171,8 +171,8 @@ def _guess_background(pixels: Tensor) -> Tensor:
 
 
 def _guess_mask(excess: Tensor, background: Tensor) -> tuple[Tensor, Tensor]:
-    """Per frame the object colour that explains the foreground best, and every pixel's share of it, N x H x W."""
-    ray = palette(_all(COLOURS, excess)) - _tone(background).unsqueeze(1)  # N x colours x 3
+    """Per frame the object color that explains the foreground best, and every pixel's share of it, N x H x W."""
+    ray = palette(_all(COLOURS, excess)) - _tone(background).unsqueeze(1)  # N x colors x 3
     along = torch.einsum("nhwc,nkc->nkhw", excess, ray)
     length = ray.square().sum(-1)[:, :, None, None]
     share = along / length
@@ -183,7 +183,7 @@ def _guess_mask(excess: Tensor, background: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _match_outlines(mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Matched filter for every shape and size at every place: the relative loss of gain against the best outline (N x 10), its centre, and the outline.
+    """Matched filter for every shape and size at every place: the relative loss of gain against the best outline (N x 10), its center, and the outline.
 
     The gain of an outline is the energy that it explains at its best amplitude, so a faint object is not taken for a small one.
     """
@@ -238,7 +238,7 @@ def _refine_centres(mask: Tensor, shape: Tensor, size: Tensor, centres: Tensor, 
 
 
 def _solve(matrix: Tensor, vector: Tensor) -> Tensor:
-    """2 x 2 systems by hand: no call into a solver, so no device synchronisation."""
+    """2 x 2 systems by hand: no call into a solver, so no device synchronization."""
     (a, b), (c, d) = matrix.permute(1, 2, 0)
     u, v = vector.unbind(1)
     return torch.stack([d * u - b * v, a * v - c * u], 1) / (a * d - b * c).unsqueeze(1)
@@ -256,7 +256,7 @@ def _stray(rest: Tensor) -> Tensor:
 
 
 def _beliefs(seen: Tensor, known: Tensor, width: float) -> Tensor:
-    """N x 3 colours against K known ones -> N x K."""
+    """N x 3 colors against K known ones -> N x K."""
     return torch.softmax(-(seen.unsqueeze(1) - known).square().sum(-1) / width, dim=1)
 
 

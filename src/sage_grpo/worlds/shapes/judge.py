@@ -42,7 +42,7 @@ class ShapesJudge:
     """Reward for clips of the shapes world, by analysis-by-synthesis, in portions that fit into memory.
 
     - ``VQ`` in [0, 1]: every frame is compared with the nearest frame that has one object of the world on one of its backgrounds, wherever that object is.
-    - ``MQ`` in [0, 1]: how closely the object's centres follow the nearest path of any motion and speed, with one identity throughout.
+    - ``MQ`` in [0, 1]: how closely the object's centers follow the nearest path of any motion and speed, with one identity throughout.
     - ``TA`` in [0, 1]: the agreement of the clip with the prompt; ``TA/shape`` and so on are its parts. Each counts in proportion to the frames (or, for
       motion and speed, to the likelihood), so it rises smoothly. NaN for a prompt that `from_text` does not understand.
     - ``Overall`` = TA + MQ / 2 + VQ / 2.
@@ -131,8 +131,8 @@ class ShapesJudge:
 class NaiveProxy:
     """A deliberately hackable reward, for studying reward hacking; part ``proxy``, in about [0, 2].
 
-    It adds three things that good clips have more of than bad ones: pixels near the colour that the prompt names, saturation, and change between frames.
-    It needs no object, so it is hacked by flooding the frame with the prompt's colour and by flashing. Compare it with ShapesJudge's Overall and
+    It adds three things that good clips have more of than bad ones: pixels near the color that the prompt names, saturation, and change between frames.
+    It needs no object, so it is hacked by flooding the frame with the prompt's color and by flashing. Compare it with ShapesJudge's Overall and
     drift. NaN for a prompt that `from_text` does not understand.
     """
 
@@ -140,7 +140,7 @@ class NaiveProxy:
     facts: ClassVar = RewardFacts(what="a naive proxy in the shapes world that can be hacked", parts="proxy")
 
     colour_width: float = 0.1
-    """Squared RGB distance at which a pixel's colour credit has fallen to 1/e."""
+    """Squared RGB distance at which a pixel's color credit has fallen to 1/e."""
     change_weight: float = 2.0
     """Weight of the mean absolute difference between successive frames."""
 

@@ -1,4 +1,4 @@
-"""Scenes to pixels: anti-aliased, vectorised, for any number of frames and any size.
+"""Scenes to pixels: anti-aliased, vectorized, for any number of frames and any size.
 
 World coordinates: x to the right, y down, the origin in the middle of the frame, and [-1, 1] across its
 SHORTER side. One clip spans the time [0, 1] whatever its number of frames, so a motion does not depend on the
@@ -19,7 +19,7 @@ from sage_grpo.worlds.shapes.scene import ATTRIBUTES, SceneBatch
 COLOURS = (
     (0.90, 0.10, 0.12), (0.08, 0.62, 0.18), (0.10, 0.25, 0.95), (0.98, 0.88, 0.08), (0.88, 0.12, 0.82), (0.08, 0.82, 0.88),
 )  # fmt: skip
-"""RGB of each object colour, in the order of ATTRIBUTES["colour"]."""
+"""RGB of each object color, in the order of ATTRIBUTES["colour"]."""
 BACKGROUNDS = ((0.94, 0.94, 0.94), (0.50, 0.50, 0.50), (0.80, 0.68, 0.50), (0.12, 0.14, 0.34))
 """RGB of each background at mid-height, in the order of ATTRIBUTES["background"]."""
 GRADIENT = 0.05
@@ -53,7 +53,7 @@ def render(batch: SceneBatch, frames: int, height: int, width: int, displacement
 
 
 def trajectory(batch: SceneBatch, frames: int) -> Tensor:
-    """Centre of the object in every frame, B x F x 2 world units (x, y)."""
+    """Center of the object in every frame, B x F x 2 world units (x, y)."""
     path = motion_path(batch.motion, batch.speed, batch.phase, frames)
     return path + (batch.offset * slack(batch.motion, batch.speed, batch.size)).unsqueeze(-2)
 
@@ -84,12 +84,12 @@ def slack(motion: Tensor, speed: Tensor, size: Tensor) -> Tensor:
 
 
 def room(size: Tensor) -> Tensor:
-    """Largest distance of the centre of an object of this size from the middle of the frame, along x or y."""
+    """Largest distance of the center of an object of this size from the middle of the frame, along x or y."""
     return 1 - MARGIN - _take(RADII, size)
 
 
 def backdrop(background: Tensor, height: int, width: int) -> Tensor:
-    """Empty frames, ... x H x W x 3: the background's colour with a faint vertical gradient."""
+    """Empty frames, ... x H x W x 3: the background's color with a faint vertical gradient."""
     _, y = pixel_centres(height, width, background.device)
     tone = _take(BACKGROUNDS, background)[..., None, None, :] - GRADIENT * y.clamp(-1, 1)[:, None, None]
     return tone.expand(*background.shape, height, width, 3)
@@ -100,7 +100,7 @@ def palette(colour: Tensor) -> Tensor:
 
 
 def coverage(shape: Tensor, size: Tensor, centres: Tensor, height: int, width: int) -> Tensor:
-    """Share of each pixel that an object covers, N x H x W in [0, 1], from N shapes, sizes, centres (N x 2)."""
+    """Share of each pixel that an object covers, N x H x W in [0, 1], from N shapes, sizes, centers (N x 2)."""
     x, y = pixel_centres(height, width, centres.device)
     radius = _take(RADII, size)[:, None, None]
     dx = (x - centres[:, :1]).abs().unsqueeze(1)
@@ -129,7 +129,7 @@ def _square(dx: Tensor, dy: Tensor, r: Tensor) -> Tensor:
 
 
 def _triangle(dx: Tensor, dy: Tensor, r: Tensor) -> Tensor:
-    # Equilateral, upright, side 2r, centred on its bounding box: apex at -0.866 r, base at +0.866 r.
+    # Equilateral, upright, side 2r, centered on its bounding box: apex at -0.866 r, base at +0.866 r.
     half = math.sqrt(3) / 2
     return torch.maximum(half * dx - 0.5 * (dy + half * r), dy - half * r)
 

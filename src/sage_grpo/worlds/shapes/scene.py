@@ -1,4 +1,4 @@
-"""Scenes of the shapes world: shape x colour x motion x speed x size x background, to and from text.
+"""Scenes of the shapes world: shape x color x motion x speed x size x background, to and from text.
 
 A `Scene` holds the attributes that a prompt names. A `SceneBatch` adds those that a prompt leaves open (the path's place, its start phase) and keeps
 everything in tensors, so that rendering needs no loop over clips.

@@ -42,7 +42,7 @@ function summaryTable() {
   refill();
   const seeds = rows.some((row) => row.kind === "seeds") ? " Rows of several seeds: mean over seeds, interval by Student's t." : "";
   const box = make("div", {}, make("div", { class: "scroll" }, make("table", { class: "sticky", id: "summary" }, make("thead", {}, head), body)),
-    make("p", { class: "note" }, "Mean over held-out prompts ± half of the 95% interval. The second line is the change from base, clip by clip with the same prompt and noise; it is grey where its interval includes zero." + seeds));
+    make("p", { class: "note" }, "Mean over held-out prompts ± half of the 95% interval. The second line is the change from base, clip by clip with the same prompt and noise; it is gray where its interval includes zero." + seeds));
   box.append(meanings(main) ?? "");
   if (main.length < parts.length) {
     const more = make("button", { type: "button", "aria-pressed": "false", onclick() {
@@ -137,8 +137,8 @@ function stepsPage() {
   if (noisy) charts.push(
     lineChart({ title: "Noise level σ", lines: noise((r) => r.sigma, { marks: true }), xName: "step", fromZero: true, dodge: true, note: "At the start of every step, from noise (1) to data (0)." }),
     lineChart({ title: "Noise injected per step (std)", lines: () => noise((r) => (r.std > 0 ? r.std : null), { marks: true })().map((line) => ({ ...line, extra: (i) => `σ ${number(D.runs[line.run].noise.rows[i].sigma)}, ${(100 * D.runs[line.run].noise.rows[i].share).toFixed(0)}% of all variance` })), xName: "step", fromZero: true, dodge: true, note: "Steps without a mark are deterministic." }),
-    lineChart({ title: "Sensitivity |b| / std", lines: noise((r) => r.sensitivity, { marks: true }), xName: "step", log: true, dodge: true, note: "Size of the gradient of a log-probability, by the kernel alone; the equaliser divides it out." }));
-  if (graded) charts.push(lineChart({ title: "Gradient norm by step", lines: () => [...lines("raw", { hollow: true })(), ...lines("sent", {})()], xName: "step", log: true, dodge: true, xRange: reach, note: "At the velocity, mean over iterations. Hollow: before the equaliser; filled: as sent into the network." }));
+    lineChart({ title: "Sensitivity |b| / std", lines: noise((r) => r.sensitivity, { marks: true }), xName: "step", log: true, dodge: true, note: "Size of the gradient of a log-probability, by the kernel alone; the equalizer divides it out." }));
+  if (graded) charts.push(lineChart({ title: "Gradient norm by step", lines: () => [...lines("raw", { hollow: true })(), ...lines("sent", {})()], xName: "step", log: true, dodge: true, xRange: reach, note: "At the velocity, mean over iterations. Hollow: before the equalizer; filled: as sent into the network." }));
   nodes.push(make("div", { class: "charts" }, ...charts));
   for (const [place, run] of D.runs.entries()) {
     if (!run.noise) continue;
@@ -171,7 +171,7 @@ function settingsPage() {
 function eventsPage() {
   const rows = D.runs.flatMap((run, place) => run.events.map((event) => ({ ...event, run: place })));
   rows.sort((a, b) => (a.time ?? 0) - (b.time ?? 0) || a.iteration - b.iteration);
-  if (!rows.length) return [make("p", { class: "card empty" }, "Nothing was written down: no resumes, failed rewards or interventions.")];
+  if (!rows.length) return [make("p", { class: "card empty" }, "No events: no resumes, failed rewards or interventions.")];
   const when = (time) => (time === null ? "" : new Date(time * 1000).toLocaleString());
   const table = make("table", { id: "event-table" }, make("thead", {}, make("tr", {}, ...["run", "iteration", "what", "", "when"].map((text) => make("th", { scope: "col" }, text)))),
     make("tbody", {}, ...rows.map((event) => make("tr", {}, make("td", {}, dot(colour(event.run)), D.runs[event.run].name), make("td", { class: "number" }, String(event.iteration)), make("td", {}, make("span", { class: `tag ${/^[a-z]+$/.test(event.kind) ? event.kind : ""}` }, event.kind)), make("td", { style: "width:60%" }, event.text), make("td", { class: "soft small" }, when(event.time))))));

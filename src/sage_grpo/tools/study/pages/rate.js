@@ -258,7 +258,7 @@ async function begin() {
   const reply = token ? await ask("api/task") : { status: 401 };
   if (reply.status !== 200) {
     state = null;
-    message("This link is not valid", ["Please ask whoever invited you for a new one, and open it as it was sent."]);
+    message("This link is not valid", ["Please ask the person who invited you for a new one, and open it as it was sent."]);
     return;
   }
   const first = state === null && reply.body.done === 0 && reply.body.task;
@@ -266,7 +266,7 @@ async function begin() {
   document.title = $("title").textContent = reply.body.title;
   message("Welcome", [
     `You will see ${reply.body.total} pairs of videos, each made from a text. Watch both, then say for each question whether A or B is better. If you see no difference, choose Tie.`,
-    "Every answer is stored at once. You can stop at any time and go on later with the same link.",
+    "Every answer is stored at once. You can stop at any time and continue later with the same link.",
   ], true);
   $("start").onclick = () => show(reply.body);
 }
