@@ -19,11 +19,14 @@ STAMP = "rows"
 """Field of a PNG with the digest."""
 EVIDENCE = ROOT / "docs" / "images" / "evidence.png"
 WORLDS = ROOT / "docs" / "images" / "worlds.png"
-IN_WORLDS = {"headline": "shapes", "scenes_headline": "scenes"}
-"""Of the figure over both worlds: suites, and what their worlds are called."""
+AT_EQUAL = {
+    "clips": {"shapes": "headline", "scenes": "scenes_headline"},
+    "network evaluations": {"shapes": "budget", "scenes": "scenes_budget"},
+}
+"""Suites of both worlds by what their arms have in common."""
 OVER_SEVERAL = {
-    EVIDENCE: [RESULTS / name for name in ("headline", "scenes_hacking", "heat")],
-    WORLDS: [RESULTS / name for name in IN_WORLDS],
+    EVIDENCE: [RESULTS / name for name in ("budget", "scenes_budget", "scenes_hacking", "heat")],
+    WORLDS: [RESULTS / name for suites in AT_EQUAL.values() for name in suites.values()],
 }
 """Figures over several comparisons, with their folders."""
 
@@ -47,22 +50,19 @@ def draw_suite(folder: Path) -> None:
 
 
 def draw_evidence() -> Path:
-    """README's figure: methods at equal cost, a learned reward against the truth, a target KL at a high learning rate."""
+    """README's figure: methods at equal network evaluations, a learned reward against the truth, a target KL at a high learning rate."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
-    methods, learned, heat = (summary_of(folder) for folder in OVER_SEVERAL[EVIDENCE])
-    names = [name for name in methods.arms if name not in (methods.suite.baseline, "branch_long", "sage x 2")]
-    for offset, (kind, label) in enumerate(
-        (("equal_difference", "network evaluations"), ("clips_difference", "clips"))
-    ):
-        _differences(axes[0], methods, names, kind, 0.28 * offset - 0.14, f"equal {label}", COLOURS[offset])
+    first, second, learned, heat = (summary_of(folder) for folder in OVER_SEVERAL[EVIDENCE])
+    names = [name for name in _methods() if name != "sage x 2"]
+    for place, (methods, label) in enumerate(((first, "first world"), (second, "second world"))):
+        _differences(axes[0], methods, names, "difference", 0.28 * place - 0.14, label, COLOURS[place])
     axes[0].set_yticks(range(len(names)), names)
     axes[0].invert_yaxis()
-    axes[0].set_xlim(right=0.28)  # room for the legend
     axes[0].set_xlabel("score minus that of branch (95% interval)")
     for place, (column, label) in enumerate((("total", "learned reward"), ("Overall", "truth"))):
         _curve(axes[1], learned.arms["branch, hot"].curves[column], label, COLOURS[place])
@@ -70,8 +70,12 @@ def draw_evidence() -> Path:
         (("target_kl 2e-04", "4 x rate, target KL"), ("none 5e-05", "good rate"), ("none 2e-04", "4 x rate"))
     ):
         _curve(axes[2], heat.arms[arm].curves["Overall"], label, COLOURS[place])
-    titles = ("Methods at equal cost", "A learned reward is fooled (3 x rate)", "Four times the learning rate")
-    for axis, title, corner in zip(axes, titles, ("center right", "lower center", "center right")):
+    titles = (
+        "Methods at equal network evaluations",
+        "A learned reward is fooled (3 x rate)",
+        "Four times the learning rate",
+    )
+    for axis, title, corner in zip(axes, titles, ("lower left", "lower center", "center right")):
         axis.set_title(title, loc="left", fontsize=10)
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25, lw=0.6)
@@ -89,15 +93,12 @@ def draw_worlds() -> Path:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    found = {title: summary_of(RESULTS / name) for name, title in IN_WORLDS.items()}
-    names = [name for name in found["scenes"].arms if name != found["scenes"].suite.baseline]
+    names = _methods()
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 3.8), layout="constrained", sharey=True)
-    for axis, (kind, title) in zip(
-        axes, (("clips_difference", "At equal clips"), ("equal_difference", "At equal network evaluations"))
-    ):
-        for offset, color, (world, summary) in zip((-0.14, 0.14), COLOURS, found.items()):
-            _differences(axis, summary, names, kind, offset, world, color)
-        axis.set_title(title, loc="left", fontsize=10)
+    for axis, (what, kind) in zip(axes, (("clips", "clips_difference"), ("network evaluations", "difference"))):
+        for offset, color, (world, name) in zip((-0.14, 0.14), COLOURS, AT_EQUAL[what].items()):
+            _differences(axis, summary_of(RESULTS / name), names, kind, offset, world, color)
+        axis.set_title(f"At equal {what}", loc="left", fontsize=10)
         axis.set_xlabel("Overall minus branch's (95% interval)")
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25, lw=0.6)
@@ -105,6 +106,12 @@ def draw_worlds() -> Path:
     axes[0].invert_yaxis()
     axes[0].legend(frameon=False, fontsize=9, loc="lower left")
     return _written(figure, WORLDS)
+
+
+def _methods() -> list[str]:
+    """The released methods that all suites have, without the baseline."""
+    summary = summary_of(RESULTS / "scenes_headline")
+    return [name for name in summary.arms if name != summary.suite.baseline]
 
 
 def _written(figure: Any, file: Path) -> Path:
