@@ -45,3 +45,7 @@ COMPONENTS: Mapping[str, list[str]] = _TABLE["components"]
 """Pipeline, transformer and VAE of checkpoints whose files are not here, by family."""
 PUBLISHED: Mapping[str, Configs] = {name: Configs(**row) for name, row in _TABLE["checkpoints"].items()}
 """Checkpoints by the last part of their hub names."""
+BESIDE: Mapping[str, Mapping[str, list[Any]]] = _TABLE["beside"]
+"""Further components by family: library, class and, of networks, configuration. Only a rehearsal needs them."""
+SMALL: Mapping[str, Mapping[str, Any]] = _TABLE["small"]
+"""Configurations of a few thousand parameters, by family and component."""
