@@ -59,10 +59,11 @@ def run(options: Options) -> int:
         finally:
             if own:
                 shutil.rmtree(own)
-    if document is not None:
-        Console(highlight=False).print(rehearse.table(document))
-        print(rehearse.summary(document, None if own else folder))
-    return 0
+    if document is None:
+        return 0
+    Console(highlight=False).print(rehearse.table(document))
+    print(rehearse.summary(document, None if own else folder))
+    return 1 if rehearse.fault(document) else 0
 
 
 def _export(source: Path, target: Path) -> None:

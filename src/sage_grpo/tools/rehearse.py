@@ -43,8 +43,10 @@ from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.utils.text import NONE, fixed, narrow_table
 
 RESULT = "rehearsal.json"
+OUTER = ("write", "train", "resume", "export", "stock")
+"""Phases of the rehearsal itself; the others are within them."""
 COPIES = 3  # checkpoints on disk while one is written, and exports: final, best and that of the rehearsal
-LOADING = 3  # copies of a reward's weights in CPU memory while it loads
+LOADING = 2  # copies of a reward's weights in CPU memory: it loads in float32
 WITHOUT_WEIGHTS = RewardSpec(name="video_stats", weights={"brightness": 1.0})
 Export = Callable[[Path, Path], object]
 """Exports the run of a folder into another one, as `sage-grpo export` does."""
@@ -100,7 +102,7 @@ class Rehearsal:
 
     def check(self) -> None:
         """Refuse, with figures, what does not fit the disk, the CPU's memory or the GPU's."""
-        faults, home = [], next(place for place in (self.folder, *self.folder.parents) if place.exists())
+        faults, home = [], next(place for place in self.folder.resolve().parents if place.exists())
         free, (weights, rest) = shutil.disk_usage(home).free, self.disk()
         if weights + rest > free:
             faults.append(
@@ -112,7 +114,7 @@ class Rehearsal:
         if needed > there:
             faults.append(f"Memory: loading takes about {needed:.1f} GiB of CPU memory, and there are {there:.1f}.")
         if not self.planned.fits:
-            faults.append(f"Memory: {' '.join(verdict(self.planned, way_to_fit(self.planned)))}")
+            faults.append(f"Memory: {'; '.join(verdict(self.planned, way_to_fit(self.planned)))}")
         if faults:
             raise ConfigError("The rehearsal does not fit.\n" + "\n".join(faults))
 
@@ -204,6 +206,7 @@ def rehearse(rehearsal: Rehearsal, world: World, export: Export, say: Callable[[
         gc.collect()
         torch.cuda.empty_cache()
 
+    world.barrier()  # all have seen the empty folder
     with phase("write"):
         if world.is_main:
             rehearsal.write()
@@ -231,12 +234,13 @@ def rehearse(rehearsal: Rehearsal, world: World, export: Export, say: Callable[[
         stock = _in_stock(rehearsal, trained, call, own) if world.is_main else {}
     if not world.is_main:
         return None
+    rows = _rows(rehearsal.planned, journal.read_rows(Path(config.out) / journal.METRICS), measured)
     document = {
         "device": rehearsal.planned.hardware.title,
         "processes": rehearsal.processes,
         "torch": torch.__version__,
         "parameters": {str(part.folder.relative_to(folder)): part.parameters for part in rehearsal.parts},
-        "phases": [vars(row) for row in _rows(rehearsal, measured)],
+        "phases": [vars(row) for row in rows],
         "stock": stock,
     }
     replace_text(folder / RESULT, json.dumps(document, indent=1) + "\n")
@@ -264,11 +268,8 @@ def _in_stock(
     """Relative changes of the stock transformer's first output by training, and its distance from the run's own model."""
     folder, device = rehearsal.folder, choose_device(rehearsal.config.model.device)
     before, after = compare_in_stock(folder / "model", folder / "export", trained, call, device, rehearsal.dtype)
-    changed = _apart(after, before)
-    if not 0 < changed < math.inf:
-        raise ConfigError(f"The export in {folder / 'export'} changes the output of stock diffusers by {changed}.")
     return {
-        "changed": changed,
+        "changed": _apart(after, before),
         "from_own": None if own is None else _apart(after, own),
         "from_own_untrained": None if own is None else _apart(before, own),
     }
@@ -278,34 +279,41 @@ def _apart(one: Tensor, other: Tensor) -> float:
     return float((one - other).norm() / other.norm())
 
 
-def _rows(rehearsal: Rehearsal, measured: Mapping[str, float]) -> list[Row]:
-    """All phases in order; the peak of one with phases of its own is theirs."""
-    planned, lines = rehearsal.planned, journal.read_rows(Path(rehearsal.config.out) / journal.METRICS)
+def _rows(planned: Forecast, lines: Sequence[Mapping[str, float]], measured: Mapping[str, float]) -> list[Row]:
+    """All phases in order, from the rows of metrics.jsonl and the rehearsal's own clock."""
     phases = {one.name: one for one in planned.phases}
-    first, second = (line for line in lines if "time/rollout" in line or "time/update" in line)
-    evaluations = [line["time/evaluate"] for line in lines if "time/evaluate" in line]
+    first, second = (place for place, line in enumerate(lines) if "time/update" in line)
 
-    def row(name: str, line: Mapping[str, float], label: str = "") -> Row:
-        known, gib = phases.get(name), line.get(f"time/peak_gib_{name}")
+    def row(name: str, line: Mapping[str, float]) -> Row:
+        known = phases.get(name)
         figures = (None, None) if known is None else (known.seconds, known.memory.total / GIB)
-        return Row(label or name, line[f"time/{name}"], figures[0], gib, figures[1])
+        return Row(name, line[f"time/{name}"], figures[0], line.get(f"time/peak_gib_{name}"), figures[1])
 
-    def whole(line: Mapping[str, float], label: str) -> Row:
-        peaks = [gib for name, gib in line.items() if name.startswith("time/peak_gib_")]
-        return Row(label, line["time/total"], planned.iteration_seconds, max(peaks, default=None), planned.peak / GIB)
+    def iteration(line: Mapping[str, float], label: str) -> Row:
+        return Row(label, line["time/total"], planned.iteration_seconds, _peak([line]), planned.peak / GIB)
 
-    inner = [name.removeprefix("time/") for name in first if name.startswith("time/") and "peak" not in name]
-    rows = [row("write", measured), row("train", measured)]
-    rows += [row(name, first, f"  {name}") for name in inner if name != "total"]
-    rows += [whole(first, "  iteration 1")]
-    rows += [Row("  evaluation", seconds, planned.evaluation_seconds) for seconds in evaluations[:1]]
+    def start(name: str, rows: Sequence[Mapping[str, float]]) -> Row:
+        last = {key: gib for key, gib in measured.items() if key == f"time/peak_gib_{name}"}  # since its last phase
+        return Row(name, measured[f"time/{name}"], gib=_peak([*rows, last]))
+
+    names = [name.removeprefix("time/") for name in lines[first] if name.startswith("time/")]
+    inner = [name for name in names if name != "total" and not name.startswith("peak_gib_")]
+    evaluated = [line for line in lines if "time/evaluate" in line][:1]
     return [
-        *rows,
-        row("resume", measured),
-        whole(second, "  iteration 2"),
+        row("write", measured),
+        start("train", lines[:second]),
+        *(row(name, lines[first]) for name in inner),
+        iteration(lines[first], "iteration 1"),
+        *(replace(row("evaluate", line), planned_seconds=planned.evaluation_seconds) for line in evaluated),
+        start("resume", lines[second:]),
+        iteration(lines[second], "iteration 2"),
         row("export", measured),
         row("stock", measured),
     ]
+
+
+def _peak(lines: Sequence[Mapping[str, float]]) -> float | None:
+    return max((gib for line in lines for name, gib in line.items() if name.startswith("time/peak_gib_")), default=None)
 
 
 def table(document: Mapping[str, Any]) -> Any:
@@ -314,15 +322,27 @@ def table(document: Mapping[str, Any]) -> Any:
     shown = narrow_table(f"rehearsal on {document['processes']} x {document['device']}", *heads, left=("phase",))
     for row in document["phases"]:
         figures = [row[key] for key in ("seconds", "planned_seconds", "gib", "planned_gib")]
-        shown.add_row(row["phase"], *(NONE if figure is None else fixed(figure, 1) for figure in figures))
+        inner = row["phase"] not in OUTER
+        shown.add_row(
+            "  " * inner + row["phase"], *(NONE if figure is None else fixed(figure, 1) for figure in figures)
+        )
     return shown
 
 
+def fault(document: Mapping[str, Any]) -> str:
+    """The reason why the export is not what stock diffusers should run, or an empty string."""
+    changed = document["stock"]["changed"]
+    if not math.isfinite(changed):
+        return "The transformer's output in stock diffusers is not finite."
+    return "" if changed > 0 else "In stock diffusers the export changes nothing: it holds no training."
+
+
 def summary(document: Mapping[str, Any], folder: Path | None) -> str:
-    """The weights' size and the result in stock diffusers, as text."""
+    """The weights' size, the result in stock diffusers and the folder, as text."""
     stock, millions = document["stock"], sum(document["parameters"].values()) / 1e6
-    lines = [
-        f"{millions:,.1f} M random parameters. In stock diffusers the export changes the output by {stock['changed']:.1e}."
+    lines = [f"{millions:,.1f} M random parameters."]
+    lines += [
+        fault(document) or f"In stock diffusers the export changes the transformer's output by {stock['changed']:.1e}."
     ]
     if stock["from_own"] is not None:
         apart = f"{stock['from_own']:.1e} (without the export {stock['from_own_untrained']:.1e})"
