@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -163,7 +165,7 @@ def test_a_rehearsal_that_does_not_fit_is_refused_with_figures(tmp_path: Path, m
     card = hardware.find("h200")
     monkeypatch.setattr(hardware, "here", lambda gpus: card)
     needed = sum(found.disk())
-    rooms = iter([needed - 1, needed + 1, needed + 1])
+    rooms = iter([needed - 1, needed + 1, needed + 1, math.inf])
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=next(rooms)))
     text_encoder = 2 * WAN["text_encoder"] / GIB
     monkeypatch.setattr(hardware, "cpu", lambda: replace(card, gib=text_encoder + 0.1))
@@ -178,6 +180,10 @@ def test_a_rehearsal_that_does_not_fit_is_refused_with_figures(tmp_path: Path, m
     with pytest.raises(ConfigError, match=r"10.6 GiB of CPU memory, and there are 10.5.\nMemory: .*does not fit: \d+"):
         replace(found, config=config).check()
     assert not (tmp_path / "a").exists()
+    judged = prepare("wan/branch", tmp_path / "new", small=False)  # VideoAlign loads its two files in float32
+    needed = 2 * 2 * (WAN["text_encoder"] + 2 * sum(JUDGE.values())) / GIB
+    with pytest.raises(ConfigError, match=f"takes about {needed:.1f} GiB of CPU memory"):
+        replace(judged, processes=2).check()
 
 
 def test_the_run_is_the_recipes_with_the_folders_files(tmp_path: Path, monkeypatch) -> None:
@@ -269,7 +275,7 @@ def test_an_export_without_an_effect_is_a_fault() -> None:
         ("wan/sage", ["--rewards", json.dumps([FREE])]),
         ("wan/branch", ["--model.lora", "null", "--rewards", json.dumps([FREE])]),
         ("wan22/branch", ["--rewards", json.dumps([FREE])]),
-        ("ltx2/branch", []),  # with VideoAlign and CLAP
+        ("ltx2/branch", ["--rollout.steps", "4", "--evaluate.steps", "4"]),  # with VideoAlign and CLAP
     ],
 )
 def test_a_small_rehearsal_runs_everything(name: str, options: list[str], tmp_path: Path, monkeypatch, capsys) -> None:
@@ -305,8 +311,17 @@ def test_a_small_rehearsal_runs_everything(name: str, options: list[str], tmp_pa
 
 
 @pytest.mark.slow
-def test_without_a_folder_nothing_is_left(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["rehearse", "wan/branch", "--small", "true", "--rewards", json.dumps([FREE])]) == 0
+def test_two_processes_rehearse_together_and_leave_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "sage_grpo", "rehearse"]
+    options = ["--small", "true", "--rewards", json.dumps([FREE]), "--rollout.steps", "4", "--evaluate.steps", "4"]
+    ended = subprocess.run(
+        [*command, "wan/branch", *options], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert (
+        ended.stdout.count("rehearsal on 2 x ")
+        == ended.stdout.count("the export changes the transformer's output by")
+        == 1
+    )
+    assert "Everything is in" not in ended.stdout
     assert not list(tmp_path.iterdir())
-    assert "Everything is in" not in capsys.readouterr().out
