@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from sage_grpo.cli import rehearse as command
 from sage_grpo.cli.main import main
@@ -56,6 +57,8 @@ def prepare(name: str, folder: Path, options: dict | None = None, *, small: bool
 def test_random_weights_have_the_published_sizes(name: str, tmp_path: Path) -> None:
     found = prepare(name, tmp_path / "new", small=False)
     assert {part.folder.name: part.parameters for part in found.parts} == PUBLISHED[name]
+    for part in found.parts:  # shared ones once
+        assert sum(one.numel() for one in part.tensors().values() if isinstance(one, nn.Parameter)) == part.parameters
     assert not (tmp_path / "new").exists()
     written, run = found.disk()
     assert written == 2 * sum(PUBLISHED[name].values())

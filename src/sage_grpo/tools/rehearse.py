@@ -6,7 +6,6 @@ import gc
 import json
 import math
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +19,6 @@ from torch import Tensor
 from sage_grpo.callbacks import journal
 from sage_grpo.config.parsing import ConfigError
 from sage_grpo.distributed.world import World
-from sage_grpo.models.checkpoints.checkpoint import read_index
 from sage_grpo.models.checkpoints.random_folder import add_tokenizers, call_of, compare_in_stock, networks_of
 from sage_grpo.models.devices import DTYPES, choose_device
 from sage_grpo.models.family import FamilyModel
@@ -37,6 +35,7 @@ from sage_grpo.run.preflight import preflight
 from sage_grpo.run.session import run
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import NAMES, load_sources
+from sage_grpo.training.offload import hold_to_budget
 from sage_grpo.utils.clock import Clock
 from sage_grpo.utils.random_networks import RandomNumbers, RandomPart
 from sage_grpo.utils.safe_io import replace_text
@@ -140,17 +139,13 @@ def prepare(config: TrainConfig, folder: Path, *, small: bool, processes: int = 
     if config.model.adapters or (config.model.lora is not None and config.model.lora.path is not None):
         raise ConfigError("A rehearsal has no trained weights: leave model.adapters and model.lora.path out.")
     configs = PUBLISHED[name]
-    beside = BESIDE[configs.family]
+    beside: Mapping[str, Sequence[Any]] = BESIDE[configs.family]
     if small:
         sizes = SMALL[configs.family]
         configs = replace(configs, transformer=sizes["transformer"], vae=sizes["vae"])
         beside = {key: [*entry[:2], *([sizes[key]] if key in sizes else [])] for key, entry in beside.items()}
         config = _small(config)
-    with tempfile.TemporaryDirectory() as place:
-        configs.write(Path(place))
-        index = read_index(Path(place))
-    network = {key: [*index[key], configs.transformer] for key in ("transformer", "transformer_2") if key in index}
-    components = {**network, "vae": [*index["vae"], configs.vae], **beside}
+    components = {**configs.networks(), **beside}
     specs: list[RewardSpec] = []
     rewards: list[RandomPart] = []
     for number, spec in enumerate(config.rewards):
@@ -231,7 +226,7 @@ def rehearse(rehearsal: Rehearsal, world: World, export: Export, say: Callable[[
         if world.is_main:
             export(folder / "run", folder / "export")
     with phase("stock"):
-        stock = _in_stock(rehearsal, trained, call, own) if world.is_main else {}
+        stock = _in_stock(rehearsal, world, trained, call, own) if world.is_main else {}
     if not world.is_main:
         return None
     rows = _rows(rehearsal.planned, journal.read_rows(Path(config.out) / journal.METRICS), measured)
@@ -263,10 +258,12 @@ def _first_velocity(model: FamilyModel, prompt: str) -> tuple[Tensor, Tensor]:
 
 
 def _in_stock(
-    rehearsal: Rehearsal, trained: Sequence[str], call: Mapping[str, Any], own: Tensor | None
+    rehearsal: Rehearsal, world: World, trained: Sequence[str], call: Mapping[str, Any], own: Tensor | None
 ) -> dict[str, float | None]:
     """Relative changes of the stock transformer's first output by training, and its distance from the run's own model."""
-    folder, device = rehearsal.folder, choose_device(rehearsal.config.model.device)
+    folder, spec = rehearsal.folder, rehearsal.config.model
+    device = choose_device(spec.device if world.device is None else world.device)
+    hold_to_budget(replace(spec, memory=None), device)  # a stock pipeline has all of its parts on the GPU
     before, after = compare_in_stock(folder / "model", folder / "export", trained, call, device, rehearsal.dtype)
     return {
         "changed": _apart(after, before),

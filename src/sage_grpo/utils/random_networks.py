@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 SHARD = 2 << 30  # bytes of a file, of which two copies are in memory
-PERIOD = (1 << 24) + 43  # no multiple of a width, so that the rows of a matrix differ
+PERIOD = (1 << 22) + 15  # no multiple of a width, so that the rows of a matrix differ
 KNOWN = 0.99
 """Share of an embedding's rows that a tokenizer knows, as in published ones."""
 END = "<|endoftext|>"
@@ -25,7 +25,8 @@ class RandomNumbers:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype, self._place = dtype, 0
-        self._numbers = torch.randn(PERIOD, generator=torch.Generator().manual_seed(0)).to(dtype)
+        self._numbers = torch.randn(PERIOD, generator=torch.Generator().manual_seed(0))
+        self._scaled: dict[int, Tensor] = {}
 
     def weights(self, name: str, like: Tensor) -> Tensor:
         """A tensor's values, with which every layer keeps the size of its signal: norms are 1, biases and means 0."""
@@ -34,12 +35,14 @@ class RandomNumbers:
             return torch.zeros(like.shape, dtype=like.dtype)
         if like.ndim < 2 or inputs == 1:
             return torch.full(like.shape, float(not name.endswith(("bias", "mean"))), dtype=self.dtype)
-        return self._take(like.numel()).view(like.shape).mul_(inputs**-0.5)
+        if inputs not in self._scaled:
+            self._scaled[inputs] = (self._numbers * inputs**-0.5).to(self.dtype)
+        return self._take(self._scaled[inputs], like.numel()).view(like.shape)
 
-    def _take(self, count: int) -> Tensor:
+    def _take(self, numbers: Tensor, count: int) -> Tensor:
         taken, done = torch.empty(count, dtype=self.dtype), 0
         while done < count:
-            piece = self._numbers[self._place : self._place + count - done]
+            piece = numbers[self._place : self._place + count - done]
             taken[done : done + len(piece)] = piece
             done, self._place = done + len(piece), (self._place + len(piece)) % PERIOD
         return taken
@@ -68,7 +71,8 @@ class RandomPart:
     def write(self, numbers: RandomNumbers) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.describe(self.folder)
-        shards, places = list(self._shards(numbers.dtype.itemsize)), {}
+        shards = list(self._shards(numbers.dtype.itemsize))
+        places: dict[str, str] = {}
         for place, names in enumerate(shards, 1):
             number = f"-{place:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
             file = f"{self.stem}{number}.safetensors"

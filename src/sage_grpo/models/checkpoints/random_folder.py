@@ -49,7 +49,7 @@ def add_tokenizers(folder: Path, components: Mapping[str, Sequence[Any]], networ
     index = {name: entry for name, entry in read_index(folder).items() if entry}
     index |= {name: list(entry[:2]) for name, entry in components.items()}
     (folder / "model_index.json").write_text(json.dumps(index, indent=2))
-    networks_by_name = {part.folder.name: part.network for part in networks}
+    networks_by_name: dict[str, Any] = {part.folder.name: part.network for part in networks}
     for name in TOKENIZERS.keys() & components.keys():
         config, kind = networks_by_name[TOKENIZERS[name]].config, components[name][1]
         tokenizer = make_tokenizer(kind, config.get_text_config().vocab_size)
