@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from sage_grpo.cli import rehearse as command
 from sage_grpo.cli.main import main
 from sage_grpo.config.parsing import ConfigError
 from sage_grpo.models.spec import AdapterSpec, LoraSpec
@@ -204,13 +203,9 @@ def test_the_run_is_the_recipes_with_the_folders_files(tmp_path: Path, monkeypat
     assert (config.batch, config.kernel, config.model.lora) == (start.batch, start.kernel, start.model.lora)
     Path("prompts.txt").write_text("a cat")
     assert prepare("wan/branch", tmp_path / "new").config.data.prompts == "prompts.txt"
-    options, words = command.defaults(["--recipe", "wan/branch"])
-    assert options is not None
-    assert (options.evaluate.prompts, options.evaluate.every, words) == (
-        1,
-        start.evaluate.every,
-        ["--recipe=wan/branch"],
-    )
+    assert (config.evaluate.prompts, config.evaluate.early, config.evaluate.steps) == (1, [], start.evaluate.steps)
+    many = rehearse.prepare(start, tmp_path / "new", small=True, processes=3)
+    assert (many.config.evaluate.prompts, many.config.batch.prompts, many.config.model.frames) == (3, 2, 5)
 
 
 def test_the_table_has_each_phases_own_peak(tmp_path: Path) -> None:

@@ -9,14 +9,12 @@ from __future__ import annotations
 import shutil
 import tempfile
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from sage_grpo.cli import export, say, starting
 from sage_grpo.config.ranges import Folder
 from sage_grpo.training.config import TrainConfig
-
-__all__ = ["Options", "defaults", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +25,6 @@ class Options(TrainConfig):
     """New folder that keeps weights, run, export and rehearsal.json; None uses a temporary one, which is removed."""
     small: bool = False
     """Tiny networks, clips of 5 frames of 32 x 32 and at most 2 prompts: a minute on a CPU."""
-
-
-def defaults(argv: list[str]) -> tuple[Options | None, list[str]]:
-    """The defaults of `train`, with one prompt in an evaluation."""
-    start, words = starting.from_recipe(Options, argv)
-    return start and replace(start, evaluate=replace(start.evaluate, prompts=1)), words
 
 
 def run(options: Options) -> int:

@@ -154,7 +154,7 @@ def prepare(config: TrainConfig, folder: Path, *, small: bool, processes: int = 
         rewards += parts
     return Rehearsal(
         folder=folder,
-        config=_configured(config, folder, specs),
+        config=_configured(config, folder, specs, processes),
         configs=configs,
         components=components,
         networks=networks_of(folder / "model", components),
@@ -164,9 +164,9 @@ def prepare(config: TrainConfig, folder: Path, *, small: bool, processes: int = 
     )
 
 
-def _configured(config: TrainConfig, folder: Path, rewards: list[RewardSpec]) -> TrainConfig:
-    """The first start of the run: one iteration, with the files of the folder."""
-    data = config.data
+def _configured(config: TrainConfig, folder: Path, rewards: list[RewardSpec], processes: int) -> TrainConfig:
+    """The first start of the run: one iteration, evaluations of a prompt a process, and the files of the folder."""
+    data, prompts = config.data, min(processes, config.evaluate.prompts)
     if data.prompts not in NAMES and not Path(data.prompts).is_file():
         data = replace(data, prompts="starter", eval_prompts=None)
     return replace(
@@ -177,7 +177,7 @@ def _configured(config: TrainConfig, folder: Path, rewards: list[RewardSpec]) ->
         rewards=rewards,
         data=data,
         model=replace(config.model, path=str(folder / "model"), revision=None, cache=str(folder / "cache")),
-        evaluate=replace(config.evaluate, early=[]),
+        evaluate=replace(config.evaluate, early=[], prompts=prompts),
     )
 
 
