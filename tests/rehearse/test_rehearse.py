@@ -203,7 +203,10 @@ def test_the_run_is_the_recipes_with_the_folders_files(tmp_path: Path, monkeypat
     assert (config.batch, config.kernel, config.model.lora) == (start.batch, start.kernel, start.model.lora)
     Path("prompts.txt").write_text("a cat")
     assert prepare("wan/branch", tmp_path / "new").config.data.prompts == "prompts.txt"
-    assert (config.evaluate.prompts, config.evaluate.early, config.evaluate.steps) == (1, [], start.evaluate.steps)
+    assert (config.evaluate.prompts, config.evaluate.early, config.evaluate.steps) == (1, [], 4)
+    levels = {"model.sigmas": [1.0, 0.5], "rollout.steps": 2}
+    for options, steps in (({"evaluate.steps": 9}, 9), (levels, None)):
+        assert prepare("wan/branch", tmp_path / "new", options).config.evaluate.steps == steps
     many = rehearse.prepare(start, tmp_path / "new", small=True, processes=3)
     assert (many.config.evaluate.prompts, many.config.batch.prompts, many.config.model.frames) == (3, 2, 5)
 
@@ -273,7 +276,7 @@ def test_an_export_without_an_effect_is_a_fault() -> None:
         ("wan/sage", ["--rewards", json.dumps([FREE])]),
         ("wan/branch", ["--model.lora", "null", "--rewards", json.dumps([FREE])]),
         ("wan22/branch", ["--rewards", json.dumps([FREE])]),
-        ("ltx2/branch", ["--rollout.steps", "4", "--evaluate.steps", "4"]),  # with VideoAlign and CLAP
+        ("ltx2/branch", ["--rollout.steps", "4"]),  # with VideoAlign and CLAP
     ],
 )
 def test_a_small_rehearsal_runs_everything(name: str, options: list[str], tmp_path: Path, monkeypatch, capsys) -> None:
@@ -311,7 +314,7 @@ def test_a_small_rehearsal_runs_everything(name: str, options: list[str], tmp_pa
 @pytest.mark.slow
 def test_two_processes_rehearse_together_and_leave_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "sage_grpo", "rehearse"]
-    options = ["--small", "true", "--rewards", json.dumps([FREE]), "--rollout.steps", "4", "--evaluate.steps", "4"]
+    options = ["--small", "true", "--rewards", json.dumps([FREE]), "--rollout.steps", "4"]
     ended = subprocess.run(
         [*command, "wan/branch", *options], cwd=tmp_path, capture_output=True, text=True, check=False
     )

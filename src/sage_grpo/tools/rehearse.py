@@ -45,6 +45,7 @@ RESULT = "rehearsal.json"
 OUTER = ("write", "train", "resume", "export", "stock")
 """Phases of the rehearsal itself; the others are within them."""
 COPIES = 3  # checkpoints on disk while one is written, and exports: final, best and that of the rehearsal
+EVALUATION_STEPS = 4  # where the configuration names none
 LOADING = 2  # copies of a reward's weights in CPU memory: it loads in float32
 WITHOUT_WEIGHTS = RewardSpec(name="video_stats", weights={"brightness": 1.0})
 Export = Callable[[Path, Path], object]
@@ -165,8 +166,10 @@ def prepare(config: TrainConfig, folder: Path, *, small: bool, processes: int = 
 
 
 def _configured(config: TrainConfig, folder: Path, rewards: list[RewardSpec], processes: int) -> TrainConfig:
-    """The first start of the run: one iteration, evaluations of a prompt a process, and the files of the folder."""
-    data, prompts = config.data, min(processes, config.evaluate.prompts)
+    """The first start of the run: one iteration, short evaluations, and the files of the folder."""
+    data, evaluate = config.data, replace(config.evaluate, early=[], prompts=min(processes, config.evaluate.prompts))
+    if evaluate.steps is None and not config.model.sigmas:
+        evaluate = replace(evaluate, steps=EVALUATION_STEPS)
     if data.prompts not in NAMES and not Path(data.prompts).is_file():
         data = replace(data, prompts="starter", eval_prompts=None)
     return replace(
@@ -177,7 +180,7 @@ def _configured(config: TrainConfig, folder: Path, rewards: list[RewardSpec], pr
         rewards=rewards,
         data=data,
         model=replace(config.model, path=str(folder / "model"), revision=None, cache=str(folder / "cache")),
-        evaluate=replace(config.evaluate, early=[], prompts=prompts),
+        evaluate=evaluate,
     )
 
 
