@@ -230,6 +230,7 @@ def test_the_table_has_each_phases_own_peak(tmp_path: Path) -> None:
     assert list(rows) == [
         "write",
         "train",
+        "encode",
         "rollout",
         "update",
         "iteration 1",
@@ -240,7 +241,7 @@ def test_the_table_has_each_phases_own_peak(tmp_path: Path) -> None:
         "stock",
     ]
     assert {name: row.gib for name, row in rows.items()} == {
-        **{"write": 1, "train": 9, "rollout": 5, "update": 8, "iteration 1": 8, "evaluate": 4},
+        **{"write": 1, "train": 9, "encode": 9, "rollout": 5, "update": 8, "iteration 1": 8, "evaluate": 4},
         **{"resume": 7, "iteration 2": 7, "export": 1, "stock": 30},
     }
     assert vars(rows["update"]) == {
@@ -287,6 +288,7 @@ def test_a_small_rehearsal_runs_everything(name: str, options: list[str], tmp_pa
     assert phases == [
         "write",
         "train",
+        "encode",
         "rollout",
         "decode",
         "reward",

@@ -297,11 +297,14 @@ def _rows(planned: Forecast, lines: Sequence[Mapping[str, float]], measured: Map
         return Row(name, measured[f"time/{name}"], gib=_peak([*rows, last]))
 
     names = [name.removeprefix("time/") for name in lines[first] if name.startswith("time/")]
-    inner = [name for name in names if name != "total" and not name.startswith("peak_gib_")]
-    evaluated = [line for line in lines if "time/evaluate" in line][:1]
+    inner = [name for name in names if name not in ("encode", "total") and not name.startswith("peak_gib_")]
+    encoded, evaluated = ([line for line in lines if f"time/{name}" in line][:1] for name in ("encode", "evaluate"))
     return [
         row("write", measured),
         start("train", lines[:second]),
+        *(
+            row("encode", line) for line in encoded
+        ),  # in the row of the first evaluation, or of the iteration without one
         *(row(name, lines[first]) for name in inner),
         iteration(lines[first], "iteration 1"),
         *(replace(row("evaluate", line), planned_seconds=planned.evaluation_seconds) for line in evaluated),
