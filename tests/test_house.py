@@ -34,7 +34,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 RANKS = {unit: rank for rank, units in enumerate(FLOORS) for unit in units}
 QUARANTINE = {
     "diffusers": ("models/", "rewards/"),
-    "transformers": ("models/", "rewards/", "utils/pretrained.py"),
+    "transformers": ("models/", "rewards/", "utils/pretrained.py", "utils/random_networks.py"),
     "peft": ("models/", "rewards/"),
     "torch.distributed": ("distributed/",),
     "tensorboard": ("callbacks/metrics.py",),

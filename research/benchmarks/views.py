@@ -134,7 +134,7 @@ def plan_vs_measured(file: Path) -> str:
 
 
 def whole_iterations(file: Path, phase: str) -> str:
-    """research/benchmarks/whole_iteration.py: seconds and peaks of a phase, measured and planned; without rows of a removed option."""
+    """Whole iterations: seconds and peaks of a phase, measured and planned; without rows of a removed option."""
     cells = [
         [found["case"], *(fixed(value, 1) for key in ("seconds", "gib") for value in found["phases"][phase][key])]
         for found in read(file)
@@ -144,7 +144,7 @@ def whole_iterations(file: Path, phase: str) -> str:
 
 
 def under_limits(file: Path) -> str:
-    """research/benchmarks/whole_iteration.py with --limit: what a process may have, its peak, and the planned one."""
+    """Whole iterations under a memory limit: what a process may have, its peak, and the planned one."""
     cells = [
         [found["case"], *(fixed(value, 1) for value in (found["limit_gib"], *found["phases"]["iteration"]["gib"]))]
         for found in read(file)

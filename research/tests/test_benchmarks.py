@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import importlib
 import json
+import shlex
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from sage_grpo.config.parsing import given, parse
+from sage_grpo.plan import hardware
+from sage_grpo.plan.costs import forecast
 from sage_grpo.plan.formulas import GIB
+from sage_grpo.recipes import recipe
+from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.training.config import TrainConfig
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 ROOT = Path(__file__).parents[2]
@@ -31,14 +38,15 @@ def test_benchmarks_find_what_they_import() -> None:
 @pytest.mark.parametrize("name", ["whole_iteration_h200", "whole_iteration_limits_h200"])
 def test_what_was_measured_stands_beside_what_plan_says(name: str) -> None:
     """Of the rows that docs/speed.md shows: the planned side is the program's, and whole iterations are near it."""
-    benchmark = importlib.import_module("whole_iteration")
+    h200, bright = hardware.find("h200"), RewardSpec(name="video_stats", weights={"brightness": 1.0})
     file = FOLDER / "results" / f"{name}.jsonl"
     for row in map(json.loads, file.read_text().splitlines()):
         if "rollout.cheap" in row["options"]:  # of an earlier version
             continue
-        _, config = benchmark.configured(f"{row['case']}: {row['options']}", small=False, device="cuda")
-        found = benchmark.find(argparse.Namespace(small=False), config)
-        said = benchmark.forecast(config, benchmark.hardware.find("h200"), architecture=found)
+        words = shlex.split(row["options"])
+        start = recipe(str(given(words, "recipe")))
+        config = parse(TrainConfig, words, prog="test", defaults=start, recipes=True)
+        said = forecast(replace(config, rewards=[bright]), h200)
         for phase in said.phases:
             pairs = row["phases"][phase.name]
             assert [pairs["seconds"][1], pairs["gib"][1]] == pytest.approx([phase.seconds, phase.memory.total / GIB])

@@ -27,7 +27,7 @@ from sage_grpo.plan.changes import _edits, changes, way_to_fit
 from sage_grpo.plan.costs import Phase, forecast
 from sage_grpo.plan.counting import count_blocks, count_decoder
 from sage_grpo.plan.formulas import GIB, HUNYUAN15, RunShape, decoding_memory, memory, sampling_memory, trainable
-from sage_grpo.plan.published import COMPONENTS, PUBLISHED
+from sage_grpo.plan.published import BESIDE, COMPONENTS, PUBLISHED
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 
@@ -62,7 +62,7 @@ def test_parameters_of_published_checkpoints(name: str) -> None:
 
 def test_published_settings_are_what_they_were() -> None:
     """Facts of other people's files. After a change that is meant: the new beginning of the sum."""
-    assert hashlib.sha256(repr(PUBLISHED).encode()).hexdigest()[:16] == "6d7b0f4e529ad3f4"
+    assert hashlib.sha256(repr((PUBLISHED, BESIDE)).encode()).hexdigest()[:16] == "8634fef2c7e3694a"
 
 
 SLOW_KINDS = [pytest.param(kind, 4, marks=pytest.mark.slow) for kind in ("wan22_5b_t2v", "ltx2", "qwen_image_edit")]
@@ -183,6 +183,13 @@ def test_what_fits_is_only_made_faster() -> None:
     assert now.fits
     assert way_to_fit(now) == []
     assert all(one.after.fits and one.after.iteration_seconds < now.iteration_seconds for one in changes(now))
+
+
+def test_a_run_that_would_not_compile_is_planned_so() -> None:
+    config = recipe("wan/branch")  # 320 passes an iteration
+    one, two = (forecast(replace(config, iterations=count), H200) for count in (1, 2))
+    assert (one.job.compiled, two.job.compiled) == (False, True)
+    assert one.phases[0].seconds > 1.1 * two.phases[0].seconds
 
 
 def test_compiling_is_tried_where_a_run_does_not_and_may() -> None:

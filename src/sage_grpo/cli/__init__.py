@@ -57,6 +57,9 @@ GROUPS = {
         "plan": Command(
             "plan", "estimate memory and time of a run without weights", recipes=True, runs=True, slow=True
         ),
+        "rehearse": Command(
+            "rehearse", "run a recipe once with random weights of its real size", recipes=True, slow=True
+        ),
         "doctor": Command("doctor", "check machine, model, reward and settings before a run", recipes=True, slow=True),
         "inspect": Command("inspect", "print tables of samplers on a noise schedule"),
         "probe": Command("probe", "measure which steps to branch at, and how much noise", recipes=True, slow=True),

@@ -24,14 +24,21 @@ class Configs:
     boundary: float | None = None  # Wan 2.2 with two experts: the noise level at which the second takes over
     expand_timesteps: bool = False  # Wan 2.2 5B: every token has a timestep
 
+    def networks(self) -> dict[str, list[Any]]:
+        """Library, class and configuration of transformers and VAE by component."""
+        _, network, vae = COMPONENTS[self.family]
+        names = ("transformer",) if self.boundary is None else ("transformer", "transformer_2")
+        return {name: ["diffusers", network, self.transformer] for name in names} | {
+            "vae": ["diffusers", vae, self.vae]
+        }
+
     def write(self, folder: Path) -> None:
-        pipeline, network, vae = COMPONENTS[self.family]
-        index: dict[str, Any] = {"_class_name": pipeline, "boundary_ratio": self.boundary}
-        index |= {"expand_timesteps": self.expand_timesteps, "vae": ["diffusers", vae]}
+        networks = self.networks()
+        index: dict[str, Any] = {"_class_name": COMPONENTS[self.family][0], "boundary_ratio": self.boundary}
+        index |= {"expand_timesteps": self.expand_timesteps, **{name: entry[:2] for name, entry in networks.items()}}
         index["scheduler"] = ["diffusers", self.scheduler["_class_name"]]
-        contents = {"vae/config.json": self.vae, "scheduler/scheduler_config.json": self.scheduler}
-        for name in ("transformer",) if self.boundary is None else ("transformer", "transformer_2"):
-            index[name], contents[f"{name}/config.json"] = ["diffusers", network], self.transformer
+        contents = {f"{name}/config.json": entry[2] for name, entry in networks.items()}
+        contents["scheduler/scheduler_config.json"] = self.scheduler
         if self.guidance is not None:
             index["guider"] = ["diffusers", "ClassifierFreeGuidance"]
             contents["guider/guider_config.json"] = {"guidance_scale": self.guidance}
@@ -45,3 +52,7 @@ COMPONENTS: Mapping[str, list[str]] = _TABLE["components"]
 """Pipeline, transformer and VAE of checkpoints whose files are not here, by family."""
 PUBLISHED: Mapping[str, Configs] = {name: Configs(**row) for name, row in _TABLE["checkpoints"].items()}
 """Checkpoints by the last part of their hub names."""
+BESIDE: Mapping[str, Mapping[str, list[Any]]] = _TABLE["beside"]
+"""Further components by family: library, class and, of networks, configuration. Only a rehearsal needs them."""
+SMALL: Mapping[str, Mapping[str, Any]] = _TABLE["small"]
+"""Configurations of a few thousand parameters, by family and component."""
