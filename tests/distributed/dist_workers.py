@@ -190,8 +190,8 @@ class Recorder:
         reward, iteration = self.trainer.reward.score, self.trainer.state.iteration
         members = self.trainer.engine.scored(plan)
 
-        def keyed(clips, captions, fps, metadata=None, early=None, *more):
-            scores, report = reward(clips, captions, fps, metadata, early, *more)
+        def keyed(clips, captions, fps, metadata=None, *more):
+            scores, report = reward(clips, captions, fps, metadata, *more)
             places = [(iteration, member.group, member.index) for member in members]
             self.real |= {place: float(value) for place, value in zip(places, scores.total)}
             total = torch.tensor([float(keyed_noise((1,), "reward", *place)) for place in places])

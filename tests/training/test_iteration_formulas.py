@@ -459,23 +459,23 @@ def test_advantages_are_of_the_total_or_of_what_judges_each_part() -> None:
     parts = dict(zip(names, torch.tensor([[1.0, 2.0, 1.0, 4.0], [3.0, 1.0, 1.0, 2.0], [8.0, 0.5, 5.0, 1.0]])))
     total = torch.tensor([1.0, 3.0, 2.0, 2.0])
     scored = Scores(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]), total, parts, {})
-    config = SimpleNamespace(rewards=specs, advantage=AdvantageConfig(scale="none", clip=1.2))
+    config = AdvantageConfig(scale="none", clip=1.2)
     both = ["video", "audio"]
     # seen + both / 2: 5, 2.25, 3.5, 4.5; both / 2 - 2 heard: -2, -1.75, 0.5, -3.5
     expected = [[1.2, -0.125], [-1.2, 0.125], [-0.5, 1.2], [0.5, -1.2]]
     torch.testing.assert_close(advantages_of(config, reward, both, scored), torch.tensor(expected))
     alone = CompositeReward(specs[:2])  # nothing judges the rest
     assert not advantages_of(config, alone, ["video", "rest"], scored)[:, 1].any()
-    config.rewards = []
+    reward.judges_parts = False
     assert advantages_of(config, reward, both, scored).tolist() == [-1.0, 1.0, 0.0, 0.0]
-    config.advantage = AdvantageConfig(scale="global", clip=None)
+    config = AdvantageConfig(scale="global", clip=None)
     torch.testing.assert_close(
         advantages_of(config, reward, both, scored), torch.tensor([-1.0, 1.0, 0, 0]) * math.sqrt(2)
     )
-    reward = SimpleNamespace(weights={"seen/bright": 3.0, "heard/bright": 1.0})
+    reward = SimpleNamespace(weights={"seen/bright": 3.0, "heard/bright": 1.0}, judges_parts=False)
     # Three of seen and one of heard, each normalised in its group or not: -3 + 1 and -3 - 1, or -1.5 + 1 and -4.5 - 0.5; then of size 1.
     for scale, clip, first, second in (("group", None, 2.0, 4.0), ("group", 1.0, 2.0, 4.0), ("none", None, 0.5, 5.0)):
-        config.advantage = AdvantageConfig(decoupled=True, scale=scale, clip=clip)
+        config = AdvantageConfig(decoupled=True, scale=scale, clip=clip)
         expected = torch.tensor([-first, first, -second, second]) / math.sqrt((first**2 + second**2) / 2)
         found = advantages_of(config, reward, both, scored)
         torch.testing.assert_close(found, expected if clip is None else expected.clamp(-clip, clip))
@@ -492,19 +492,18 @@ def test_controllers_see_the_kl_its_share_and_the_number_of_updates() -> None:
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_clips_that_nobody_looks_at_are_not_described(reads: bool) -> None:
-    reward = SimpleNamespace(early=lambda fps: nullcontext(None), reads_clips=reads)
+    reward = SimpleNamespace(reads_clips=reads)
     studio = SimpleNamespace(
         reward=reward,
         model=SimpleNamespace(video=VideoSpec(frames=1, height=1, width=1, fps=8.0)),
         clock=lambda name: nullcontext(),
         listen=lambda rollout, whole: None,
-        decode=lambda *given, whole: torch.zeros((1, 2, 8, 8, 3), dtype=torch.uint8),
+        decode=lambda rollout, whole: torch.zeros((1, 2, 8, 8, 3), dtype=torch.uint8),
         score=lambda *given: "scores",
         latents=lambda rollout: None,
     )
-    plan = SimpleNamespace(prompts=[])
-    assert (RolloutEngine.judge(studio, None, plan, whole=False).thumbnails is not None) == reads
-    assert RolloutEngine.judge(studio, None, plan).thumbnails is not None
+    assert (RolloutEngine.judge(studio, None, None, whole=False).thumbnails is not None) == reads
+    assert RolloutEngine.judge(studio, None, None).thumbnails is not None
 
 
 def test_the_seed_of_a_run_reaches_its_noise_and_its_prompts(make_config, make_trainer) -> None:

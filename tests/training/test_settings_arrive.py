@@ -107,9 +107,8 @@ def family(monkeypatch: pytest.MonkeyPatch):
 def run_up_to_scores(trainer: Trainer):
     plan = plan_of(trainer)
     rollout = trainer.sample(plan)
-    with trainer.reward.early(trainer.model.video.fps) as early:
-        videos = trainer.engine.decode(rollout, early, plan.prompts)
-        return plan, rollout, trainer.engine.gather(trainer.engine.score(videos, plan, early))
+    videos = trainer.engine.decode(rollout)
+    return plan, rollout, trainer.engine.gather(trainer.engine.score(videos, plan))
 
 
 # Rollouts -----------------------------------------------------------------------------------------------------------

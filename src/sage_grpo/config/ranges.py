@@ -109,6 +109,13 @@ def refuse(subject: str, reasons: Mapping[str, bool]) -> None:
         raise ValueError(f"{subject} does not go with {'; nor with '.join(wrong)}.")
 
 
+def forbid(reasons: Mapping[str, bool]) -> None:
+    """Raise a ValueError with the first sentence that holds."""
+    for reason, holds in reasons.items():
+        if holds:
+            raise ValueError(reason)
+
+
 def faults(kind: type, values: Any, prefix: str = "") -> Iterator[str]:
     """Values out of range in `values`: an instance of the dataclass `kind`, or a mapping or parser's namespace with its keys."""
     values = vars(values) if dataclasses.is_dataclass(values) else values

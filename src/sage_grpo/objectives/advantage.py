@@ -8,7 +8,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sage_grpo.config.ranges import Positive, checked
+
 Scale = Literal["group", "global", "none"]
+
+
+@checked
+class AdvantageConfig:
+    """Advantages from rewards."""
+
+    scale: Scale = "group"
+    """Divide by the standard deviation of the group, of all groups together (global), or of none."""
+    decoupled: bool = False
+    """Normalize each reward in its group before summing (GDPO)."""
+    clip: Positive | None = 5.0
+    """Largest absolute advantage; None is no limit."""
 
 
 def group_advantage(

@@ -229,7 +229,7 @@ class OdeObjective(Objective):
             ),
             "optimizer.target_kl or max_kl: no path with noise has a KL, leave them out": config.optimizer.measures_kl,
             f"objective.levels {spec.levels} for {update.updates_per_rollout} updates: each needs one, or update.repeat": (
-                spec.levels < update.updates_per_rollout and not update.repeat and update.deal == "steps"
+                spec.levels < update.updates_per_rollout and update.deals_steps
             ),
             f"rollout.staleness {rollout.staleness}: it learns without the log-probability of the policy that sampled, by which old clips are "
             "weighed; set 0, or use an objective that explores (branch, sage)": rollout.staleness > 0,

@@ -36,7 +36,7 @@ def sage(config: TrainConfig) -> TrainConfig:
 
 def sage_paper(config: TrainConfig) -> TrainConfig:
     """SAGE-GRPO with the paper's own values, each stated, so that other defaults do not change them."""
-    rollout = {"window": Window(kind="all"), "before_steps": None, "after_steps": None, "after_fraction": 1.0}
+    rollout = {"window": Window(kind="all"), "before_steps": None, "after_steps": None}
     surrogate = {"kind": "clipped", "centred": False, "clip_range": None, "kl_mask_scale": 1.0}
     return replace(
         config,

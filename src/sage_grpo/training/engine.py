@@ -11,16 +11,15 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from sage_grpo.data.groups import Member, MicroBatch
-from sage_grpo.data.prompts import Prompt
+from sage_grpo.data.groups import Member
 from sage_grpo.distributed.world import World
 from sage_grpo.health.statistics import thumbnails
 from sage_grpo.models.base import VelocityModel, abilities, network_of, pixels_of, sound_of
-from sage_grpo.models.policy import Policy
-from sage_grpo.rewards.base import AsyncScoring, CompositeReward
+from sage_grpo.models.policy import Policy, conditions_of
+from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.inputs import LATENTS, Encoder, conditions_of
+from sage_grpo.training.inputs import LATENTS, Encoder
 from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.loss import needs_velocity_old
 from sage_grpo.training.offload import VaeMover
@@ -131,43 +130,32 @@ class RolloutEngine:
 
     def judge(self, rollout: Rollout, plan: Plan, *, whole: bool = True) -> ScoredClips:
         """Decode and score this process's clips; `whole` decodes also what no reward reads, for observers."""
-        with self.reward.early(self.model.video.fps) as early:
-            with self.clock("decode"):
-                videos = self.decode(rollout, early, plan.prompts, whole=whole)
-                sound = self.listen(rollout, whole=whole)
-                small = thumbnails(videos) if whole or self.reward.reads_clips else None
-            with self.clock("reward"):
-                scores = self.score(videos, plan, early, self.latents(rollout), sound)
+        with self.clock("decode"):
+            videos, sound = self.decode(rollout, whole=whole), self.listen(rollout, whole=whole)
+            small = thumbnails(videos) if whole or self.reward.reads_clips else None
+        with self.clock("reward"):
+            scores = self.score(videos, plan, self.latents(rollout), sound)
         return ScoredClips(videos, scores, small, sound)
 
-    def decode(
-        self, rollout: Rollout, early: AsyncScoring | None = None, prompts: Sequence[Prompt] = (), *, whole: bool = True
-    ) -> Tensor:
-        """The clips that this process scores, uint8; black where no reward reads them, unless `whole`. Asynchronous rewards
-        (`early`) get each micro-batch as soon as it is decoded."""
-        mine = self._mine(rollout)
-        tick = self.clock.ticker(len(mine))
-        read = whole or self.reward.reads_clips
-        videos, done = black_clips(self.model.video, sum(len(latents) for _, latents in mine)), 0
-        with self.vae.decoding() if read else nullcontext():
-            for batch, latents in mine:
-                decoded = videos[done : done + len(latents)]
-                done += len(latents)
-                if read:
-                    decoded[:] = self.model.decode(latents)
-                if early is not None:
-                    shown = [prompts[member.group] for member in batch.members]
-                    texts, metadata = [prompt.text for prompt in shown], [metadata_of(prompt) for prompt in shown]
-                    early.add(decoded, texts, metadata, latents)
-                tick()
+    def decode(self, rollout: Rollout, *, whole: bool = True) -> Tensor:
+        """The clips that this process scores, uint8; black where no reward reads them, unless `whole`."""
+        batches = self._own(rollout)
+        tick, done = self.clock.ticker(len(batches)), 0
+        videos = black_clips(self.model.video, sum(map(len, batches)))
+        if whole or self.reward.reads_clips:
+            with self.vae.decoding():
+                for latents in batches:
+                    videos[done : done + len(latents)] = self.model.decode(latents)
+                    done += len(latents)
+                    tick()
         return videos
 
     def latents(self, rollout: Rollout) -> Tensor | None:
-        mine = self._mine(rollout)
-        return torch.cat([latents for _, latents in mine]) if mine else None
+        batches = self._own(rollout)
+        return torch.cat(batches) if batches else None
 
-    def _mine(self, rollout: Rollout) -> list[tuple[MicroBatch, Tensor]]:
-        return [rollout.latents[index] for index in self.world.mine(len(rollout.latents))]
+    def _own(self, rollout: Rollout) -> list[Tensor]:
+        return [rollout.latents[index][1] for index in self.world.mine(len(rollout.latents))]
 
     def listen(self, rollout: Rollout, *, whole: bool = True) -> Sound | None:
         """Sound of the clips that this process scores, if they have any and `whole` or a reward needs it."""
@@ -175,17 +163,10 @@ class RolloutEngine:
         with self.vae.decoding() if abilities(self.model).sound else nullcontext():
             return None if latents is None else sound_of(self.model, latents)
 
-    def score(
-        self,
-        videos: Tensor,
-        plan: Plan,
-        early: AsyncScoring | None = None,
-        latents: Tensor | None = None,
-        sound: Sound | None = None,
-    ) -> Scores:
+    def score(self, videos: Tensor, plan: Plan, latents: Tensor | None = None, sound: Sound | None = None) -> Scores:
         members = self.scored(plan)
         shown = [plan.groups[member.group].prompt for member in members]
-        return score_here(self.reward, videos, members, shown, self.model.video.fps, early, latents, sound)
+        return score_here(self.reward, videos, members, shown, self.model.video.fps, latents, sound)
 
     def gather(self, scores: Scores) -> Scores:
         return scores.gathered(self.world, self.reward.max_failed_fraction, torch.float32)

@@ -19,6 +19,7 @@ from sage_grpo.models.base import VelocityModel, abilities, encoder_of
 from sage_grpo.models.checkpoints.cache import EncodingCache
 from sage_grpo.models.devices import choose_device
 from sage_grpo.models.network.blocks import worth_compiling
+from sage_grpo.models.policy import conditions_of
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.rewards.base import SMALL, TRIED, CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
@@ -31,7 +32,7 @@ from sage_grpo.training.scoring import metadata_of
 from sage_grpo.types import Conditioning, DifferentiableReward, Reward
 from sage_grpo.utils.clock import Clock
 from sage_grpo.utils.imports import name_of, refuse_object
-from sage_grpo.utils.video import read_pictures, read_video
+from sage_grpo.utils.video import read_video
 from sage_grpo.worlds.world import WORLDS, Listed
 
 NAMES = (*WORLDS, *SETS)
@@ -229,14 +230,6 @@ def prompts_from(source: str, *, split: Listed = "heldout") -> list[Prompt]:
             f"The prompts {source!r} are not in the package any more: {MOVED[source]} of the project's repository has them."
         )
     return load_prompts(source, NAMES)
-
-
-def pictures_of(prompt: Prompt) -> Tensor | None:
-    return read_pictures(prompt.image, prompt.last_image)
-
-
-def conditions_of(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Conditioning]:
-    return model.encode([prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts])
 
 
 class EncodeAhead:

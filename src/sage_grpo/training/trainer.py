@@ -150,7 +150,7 @@ class Trainer:
         """Group-relative advantages of all clips; one column per part if rewards judge parts. A given clip's is its known preference."""
         if self.config.data.clips is not None:
             return scores.total
-        return advantages_of(self.config, self.reward, [part.name for part in self.engine.parts], scores)
+        return advantages_of(self.config.advantage, self.reward, [part.name for part in self.engine.parts], scores)
 
     def _described(self, advantages: Tensor) -> dict[str, float]:
         times, rewards, workers = self.clock.report(), {}, {} if self.workers is None else self.workers.row

@@ -149,7 +149,7 @@ class Prober:
         config, rollout = self.config, self.config.rollout
         rollout = replace(rollout, same_noise=True, share=True)
         if window.kind == "all":
-            rollout = replace(rollout, before_steps=None, after_steps=None, after_fraction=1.0)
+            rollout = replace(rollout, before_steps=None, after_steps=None)
         batch = BatchConfig(
             prompts=self.spec.starts, group_size=self.spec.members, micro_batch=config.batch.micro_batch
         )
