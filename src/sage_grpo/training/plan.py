@@ -138,15 +138,10 @@ class Plan:
 
     def members(self, rank: int) -> dict[int, tuple[Member, ...]]:
         """A rank's members of every group of which it has any."""
-        return self._members[rank]
-
-    @cached_property
-    def _members(self) -> list[dict[int, tuple[Member, ...]]]:
-        ranks: list[dict[int, tuple[Member, ...]]] = [{} for _ in self.shares]
-        for rank, own in enumerate(ranks):
-            for member in (member for batch in self.batches(rank) for member in batch.members):
-                own[member.group] = (*own.get(member.group, ()), member)
-        return ranks
+        own: dict[int, tuple[Member, ...]] = {}
+        for member in (member for batch in self.batches(rank) for member in batch.members):
+            own[member.group] = (*own.get(member.group, ()), member)
+        return own
 
     def prefixes(self, rank: int) -> list[tuple[Group, ...]]:
         """A rank's groups with a shared prefix; groups that are batched are in one tuple."""
@@ -200,6 +195,10 @@ class Plan:
         trained = {member.group for part in self.chosen or () for member in part}
         return 0 if self.chosen is None else len(self.groups) - len(trained)
 
+    def row(self, member: Member) -> int:
+        """Place of a clip among all of the iteration."""
+        return member.group * self.group_size + member.index
+
     def replays(self, rank: int, update: int) -> list[Replay]:
         """A rank's replays in an update. A pass with one trained clip is run whole, so that its ratios are exactly 1 before the first update."""
         every = self.replayable(rank, update)
@@ -212,12 +211,11 @@ class Plan:
         own_members, prefixes, result = self.members(rank), self.prefixes(rank), []
         groups = [self.groups[index] for index in own_members]
         for step in dict.fromkeys(step for group in groups for step in group.trained[update]):
-            here = [group for group in groups if step in group.trained[update]]
             for together in prefixes:
                 if step in together[0].trained[update] and step < together[0].shared_steps:
                     rows = tuple(member for group in together for member in own_members[group.index])
                     result.append(Replay(step, rows, shared=True))
-            own = {group.index for group in here if step >= group.shared_steps}
+            own = {one.index for one in groups if step in one.trained[update] and step >= one.shared_steps}
             apart = (batch for batch in self.batches(rank) if self.group_of(batch).index in own)
             result += [Replay(step, batch.members, shared=False) for batch in apart]
         return result
