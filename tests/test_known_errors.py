@@ -221,9 +221,7 @@ def test_official_stepwise_kl_is_inert_with_one_update_per_rollout() -> None:
     for sign in (1, -1):  # a noise and its mirror image: their mean is the expectation of anything odd
         x_next = step(x, v_old).sample(sign * noise)
         log_prob.append((step(x, v_old).log_prob(x_next), step(x, v).log_prob(x_next)))
-    exact = TrustRegion(mode="stepwise").penalty(
-        v=v, v_old=v_old, v_reference=None, sensitivity=step.sensitivity, clips=2
-    )
+    exact = TrustRegion(mode="stepwise").penalty(v=v, v_old=v_old, v_reference=v, sensitivity=step.sensitivity, clips=2)
     estimated = sum((old - new).sum() for old, new in log_prob)  # Eq. 15
     for total in (exact.total.sum(), estimated):  # type: ignore[union-attr]
         (gradient,) = torch.autograd.grad(total, v, retain_graph=True)

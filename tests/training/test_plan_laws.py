@@ -97,7 +97,6 @@ def test_ranks_run_the_same_expert_at_every_turn(kind: str, trained_fraction: fl
         for update in range(plan.updates):
             turns = [Lockstep(plan).replays(rank, update) for rank in range(3)]
             assert len({tuple(one.network for one in row) for row in turns}) == 1
-            assert [len(row) for row in turns] == [Lockstep(plan).rounds[update]] * 3
             for rank, row in enumerate(turns):
                 own = plan.replays(rank, update)
                 assert sorted(map(repr, own)) == sorted(repr(one.replay) for one in row if one.counts)
@@ -340,7 +339,9 @@ def test_only_steps_of_the_trained_network_are_trained_and_steps_have_their_equa
         assert products == pytest.approx([products[0]] * 5)
     plain = replace(planner.config, surrogate=replace(surrogate, equalize=False))
     assert set(replace(planner, config=plain).plan(0, PROMPTS).equalizer.values()) == {1.0}
-    with pytest.raises(ValueError, match=r"window\.at names step 9, but with rollout\.steps 6 it may be one of \[0, 1, 2, 3, 4\]:"):
+    with pytest.raises(
+        ValueError, match=r"window\.at names step 9, but with rollout\.steps 6 it may be one of \[0, 1, 2, 3, 4\]:"
+    ):
         planner_of(make_config, window=Window(kind="drawn", at=[9])).check()
     assert planner_of(make_config, window=Window(kind="drawn", length=2)).candidates() == [0, 1, 2, 3, 4]
     drawn = planner_of(make_config, window=Window(kind="drawn"), update=ONCE)

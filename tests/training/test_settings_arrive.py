@@ -339,7 +339,14 @@ def test_a_gradient_that_breaks_inside_the_network_names_its_update(make_config,
 
 def test_spread_and_shares_are_made_of_their_sums() -> None:
     tally = UpdateSums()
-    sums = {"ratio/mean": 0.03, "ratio/square": 0.0025, "gradient/policy": 9.0, "gradient/kl": 16.0}
+    sums = {
+        "ratio/mean": 0.03,
+        "ratio/square": 0.0025,
+        "gradient/policy": 9.0,
+        "gradient/kl": 16.0,
+        "loss/policy": 0.0,
+        "loss/kl": 0.0,
+    }
     tally.sums |= {name: torch.tensor(value, dtype=torch.float64) for name, value in sums.items()}
     metrics = summarize(tally, World(), [])
     found = [metrics[name] for name in ("ratio/mean", "ratio/std", "gradient/kl_share")]

@@ -57,7 +57,8 @@ class ReplayedStep:
     """Of the policy that is trained, with a graph."""
     velocity_old: Tensor
     """Of the rollout's policy, or of a lagging old policy; the detached `velocity` where neither was kept."""
-    velocity_reference: Tensor | None
+    velocity_reference: Tensor
+    """Of the reference; the detached `velocity` where the policy equals it, or where there is none."""
     x_next: Tensor
     """State after the step; at a fresh noise level the target velocity eps - x0."""
     log_prob: Tensor

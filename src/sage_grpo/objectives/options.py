@@ -71,9 +71,6 @@ class ObjectiveSpec:
                 ours and exact and draw != "last"
             ),
             "objective.predict is part of objective.kind gradient": matching and self.predict is not None,
-            f"objective.weight {weight} weighs errors at noise levels, which objective.kind gradient has none of": (
-                ours and weight != "uniform"
-            ),
             f"objective.weight adaptive is part of nft: {unlike}": weight == "adaptive"
             and kind not in ("surrogate", "nft"),
             f"objective.weight ghuber is part of awm: {unlike}": weight == "ghuber" and kind != "awm",

@@ -24,7 +24,6 @@ class Preference(NoisedClips):
     """The reference's, and one of the policy: a clip's loss depends on the error of its partner, which may be on another rank."""
 
     def loss(self, step: ReplayedStep) -> LossTerms:
-        assert step.velocity_reference is not None
         assert step.pair is not None
         excess = self.partner_excess(step.velocity, step.velocity_reference, step.x_next)
         lead = dpo_lead(excess, step.pair.partner_excess.to(excess), step.pair.side.to(excess), beta=self.spec.beta)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import torch
@@ -61,15 +61,11 @@ class TrustRegion:
     def uses_stepwise(self) -> bool:
         return self.mode in ("stepwise", "dual", "fixed_dual")
 
-    def penalty(
-        self, *, v: Tensor, v_old: Tensor, v_reference: Tensor | None, sensitivity: Tensor, clips: int
-    ) -> KlTerms:
+    def penalty(self, *, v: Tensor, v_old: Tensor, v_reference: Tensor, sensitivity: Tensor, clips: int) -> KlTerms:
         """The terms at one step, one value per clip; equally many consecutive ones may share a velocity. The loss is surrogate PLUS lambda
         times `total`."""
         position = velocity = None
         if self.uses_anchor:
-            if v_reference is None:
-                raise ValueError(f"Trust region {self.mode!r} needs the anchor's velocities.")
             position = self.beta_position * expanded(closed_form_kl(v, v_reference, sensitivity), clips)
         if self.uses_stepwise:
             weight = 1.0 if self.mode == "stepwise" else self.beta_velocity
@@ -114,14 +110,16 @@ class KlCoefficient:
             raise ValueError(f"kl.lambda_min must be at most kl.{name} ({getattr(self, name)}), got {self.lambda_min}.")
 
 
+@dataclass
 class KlController:
     """Holds lambda; `observe` is called once per optimizer update with the same values on every rank."""
 
-    def __init__(self, config: KlCoefficient) -> None:
-        self.config = config
-        self.updates = 0
-        self.history: list[float] = []
-        self.value = self._clamped(1.0) if config.kind == "share" else self._ramp()
+    config: KlCoefficient
+    updates: int = 0
+    history: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.value = self._clamped(1.0) if self.config.kind == "share" else self._ramp()
 
     def observe(self, kl: float, share: float = 0.0) -> float:
         """Count one optimizer update with this (unweighted) KL, whose gradient had this share; returns the lambda of the next one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -55,31 +56,29 @@ MakeWorkers = Callable[
 range."""
 
 
+@dataclass
 class RolloutEngine:
     """Samples, decodes and scores the clips of a plan with the current weights of its model."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        model: VelocityModel,
-        reward: CompositeReward,
-        *,
-        world: World | None = None,
-        clock: Clock | None = None,
-        examples: bool = False,
-    ) -> None:
-        """examples: clips are given, and encoded."""
-        self.config, self.model, self.reward = config, model, reward
-        self.world, self.clock = world or World(), clock or Clock()
+    config: TrainConfig
+    model: VelocityModel
+    reward: CompositeReward
+    world: World = field(default_factory=World)
+    clock: Clock = field(default_factory=Clock)
+    _: KW_ONLY
+    examples: bool = False
+    """Clips are given, and encoded."""
+
+    def __post_init__(self) -> None:
+        config, model = self.config, self.model
         self.parts = parts_of(config, model)
         """Parts of a clip with a ratio of their own; mostly none."""
         grid = Schedule(model.sigmas(config.rollout.steps, config.rollout.shift))
-        self.planner = Planner(
-            config, grid, config.kernel.build(grid), model.trains, self.world.size, network_of(model)
-        )
+        kernel = config.kernel.build(grid)
+        self.planner = Planner(config, grid, kernel, model.trains, self.world.size, network_of(model))
         self.planner.check()
         self.vae = VaeMover(model, config.model)
-        self.clip_encoder = Encoder(model, Path(config.out) / LATENTS, self.vae.decoding) if examples else None
+        self.clip_encoder = Encoder(model, Path(config.out) / LATENTS, self.vae.decoding) if self.examples else None
 
     @property
     def storage(self) -> Storage:
@@ -87,7 +86,7 @@ class RolloutEngine:
         return Storage(
             dtype=getattr(torch, config.rollout.storage),
             device=torch.device("cpu") if config.rollout.offload else self.model.device,
-            velocities=needs_velocity_old(config.build_objective(), config.trust_region),
+            velocities=needs_velocity_old(self.planner.objective, config.trust_region),
         )
 
     def conditions(self, plan: Plan) -> dict[int, Conditioning]:
@@ -98,17 +97,13 @@ class RolloutEngine:
     def sampler(self, plan: Plan, conditions: Conditions | None = None) -> Sampler:
         config, rank = self.config.rollout, self.world.rank
         passes = plan.rollout_passes(rank) + Lockstep(plan).idle_passes(rank)
+        paired = self.planner.objective.in_pairs
         return Sampler(
             plan,
             rank,
             self.policy,
             self.conditions(plan) if conditions is None else conditions,
-            keys=NoiseKeys(
-                self.config.seed,
-                plan.iteration,
-                same_start=config.same_noise,
-                same_fresh=self.planner.objective.in_pairs,
-            ),
+            keys=NoiseKeys(self.config.seed, plan.iteration, same_start=config.same_noise, same_fresh=paired),
             storage=self.storage,
             solver=config.solver,
             examples=partial(self.example, plan) if plan.examples else None,

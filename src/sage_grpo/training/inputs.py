@@ -232,28 +232,22 @@ def prompts_from(source: str, *, split: Listed = "heldout") -> list[Prompt]:
     return load_prompts(source, NAMES)
 
 
+@dataclass
 class EncodeAhead:
     """Encodes this rank's prompts of the iterations up to `data.encode_ahead`, and the held-out ones, so that text encoders leave the memory."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        model: VelocityModel,
-        planner: Planner,
-        held_out: Sequence[Prompt],
-        *,
-        rank: int = 0,
-        clock: Clock,
-    ) -> None:
-        self.config, self.model, self.planner, self.rank, self.clock = config, model, planner, rank, clock
-        self.held_out = held_out[: config.evaluate.prompts]
-        self.encoded: dict[Prompt, Conditioning] = {}
-        """The model itself keeps no conditionings in memory."""
-        self.until = 0
-        """Iteration up to which prompts are encoded."""
+    model: VelocityModel
+    planner: Planner
+    held_out: Sequence[Prompt]
+    rank: int
+    clock: Clock
+    encoded: dict[Prompt, Conditioning] = field(default_factory=dict)
+    """The model itself keeps no conditionings in memory."""
+    until: int = 0
+    """Iteration up to which prompts are encoded."""
 
     def run(self, stream: PromptStream, iteration: int) -> None:
-        config, planner = self.config, self.planner
+        planner, config = self.planner, self.planner.config
         later = 1 + config.rollout.staleness
         if self.until >= min(config.iterations, iteration + later):
             return
@@ -264,7 +258,7 @@ class EncodeAhead:
         least = later * config.batch.prompts if later > 1 else 0
         near = look_ahead(batches, places, max(config.data.encode_ahead, least))
         training = [batch[place] for batch in near for place in places[self.rank]]
-        prompts = list(dict.fromkeys([*training, *self.held_out]))
+        prompts = list(dict.fromkeys([*training, *self.held_out[: config.evaluate.prompts]]))
         with self.clock("encode"):
             tick = self.clock.ticker(len(prompts))
             self.encoded = {prompt: self.encoded[prompt] for prompt in prompts if prompt in self.encoded}
@@ -280,13 +274,17 @@ LATENTS = "latents"
 """Folder of a run's encoded clips."""
 
 
+@dataclass
 class Encoder:
     """Latents of clip files in the model's format, cached by content of the file, format and VAE."""
 
-    def __init__(self, model: VelocityModel, folder: Path, placed: Callable[[], AbstractContextManager[None]]) -> None:
-        """placed: context inside which the VAE is on the model's device."""
-        self.model, self.placed = model, placed
-        self._cache = EncodingCache(folder, encoder_of(model).key(), "Encoded clips")
+    model: VelocityModel
+    folder: Path
+    placed: Callable[[], AbstractContextManager[None]]
+    """Context inside which the VAE is on the model's device."""
+
+    def __post_init__(self) -> None:
+        self._cache = EncodingCache(self.folder, encoder_of(self.model).key(), "Encoded clips")
 
     def __call__(self, file: Path) -> Tensor:
         """Latents of one clip on the CPU."""

@@ -153,10 +153,8 @@ class Updater:
         self, items: Sequence[TrainItem], tick: Progress = lambda: None, *, needed: bool = True
     ) -> list[TrainItem]:
         """Add the reference's velocities, if there is one. Where it is not needed the policy equals the reference."""
-        if self.state.anchor is None:
+        if self.state.anchor is None or not needed:
             return list(items)
-        if not needed:
-            return [replace(item, at_reference=True) for item in items]
         with self.state.anchor.applied():
             return [
                 replace(item, v_reference=to_storage(step.velocity, item.record.x.device))
