@@ -17,11 +17,12 @@ from torch.distributions import Normal, kl_divergence
 from kernel_cases import final_variance, grid
 from sage_grpo.objectives.advantage import decoupled_advantage, group_advantage
 from sage_grpo.objectives.policy_gradient import clipped_surrogate, equalizing_weights
-from sage_grpo.objectives.trust_region import KlCoefficient, KlController, TrustRegion, closed_form_kl
+from sage_grpo.objectives.trust_region import TrustRegion, closed_form_kl
 from sage_grpo.samplers.kernels import Cps, Flow, Ode, Sage, SageExact
 from sage_grpo.samplers.path import interpolate, velocity
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.transition import Gaussian
+from sage_grpo.training.kl_coefficient import KlCoefficient, KlController
 
 
 def _paper_steps() -> tuple[Tensor, Tensor]:

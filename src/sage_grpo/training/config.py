@@ -28,12 +28,13 @@ from sage_grpo.objectives.base import Objective
 from sage_grpo.objectives.build import build
 from sage_grpo.objectives.options import ObjectiveSpec
 from sage_grpo.objectives.options import SurrogateConfig as SurrogateConfig
-from sage_grpo.objectives.trust_region import KlCoefficient, TrustRegion
+from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.solvers import Rule
 from sage_grpo.samplers.windows import Window
 from sage_grpo.training.evaluate import EvalConfig as EvalConfig
+from sage_grpo.training.kl_coefficient import KlCoefficient
 from sage_grpo.training.optim import OptimizerConfig as OptimizerConfig
 from sage_grpo.training.reference import AnchorConfig as AnchorConfig
 from sage_grpo.worlds.world import WORLDS
