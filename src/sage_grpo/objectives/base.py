@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.config.ranges import refuse
+from sage_grpo.data.groups import BatchConfig
 from sage_grpo.objectives.advantage import best_and_worst
 from sage_grpo.objectives.options import ObjectiveSpec, SurrogateConfig
 from sage_grpo.samplers.kernels import Kernel, Sigma
@@ -117,8 +118,6 @@ class VelocityLaw:
 
 RunOptions: TypeAlias = Any
 """The configuration of a run, a TrainConfig, which imports this room."""
-BatchOptions: TypeAlias = Any
-"""Its numbers of clips (`batch`): how many of a group are trained, as single clips, as pairs, as the best."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +135,6 @@ class Objective:
     """True if it learns from the gradient of the reward at the clip."""
     given_clips: ClassVar[int] = 0
     """Clips of a row of data.clips that it can learn from in place of a rollout; 0 if it cannot."""
-    needs_old_policy: ClassVar[bool] = False
-    """True if it learns from the difference to an old policy, and becomes another method where that is the policy itself."""
     in_pairs: ClassVar[bool] = False
     """True if clips are learned in pairs, each against its partner."""
     reference_passes: ClassVar[int] = 1
@@ -178,11 +175,11 @@ class Objective:
         """The order in which the one update of a rollout trains its levels; None deals them out to the updates."""
         return None
 
-    def choose(self, advantages: Sequence[float], valid: Sequence[bool], batch: BatchOptions) -> list[tuple[int, ...]]:
+    def choose(self, advantages: Sequence[float], valid: Sequence[bool], batch: BatchConfig) -> list[tuple[int, ...]]:
         """Trained units of a group, as places: clips, or pairs of clips, the better one first, which stay in one update."""
         return [(place,) for place in best_and_worst(advantages, valid, batch.trained)]
 
-    def choice(self, batch: BatchOptions) -> str:
+    def choice(self, batch: BatchConfig) -> str:
         """A description of `choose`; empty if it takes all clips."""
         if batch.trained >= batch.group_size:
             return ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -34,8 +33,6 @@ class Matching(NoisedClips):
 @dataclass(frozen=True)
 class Nft(Matching):
     """DiffusionNFT: towards the good clips and away from the bad ones."""
-
-    needs_old_policy: ClassVar[bool] = True
 
     def remarks(self, updates: int) -> list[str]:
         if any(self.old_passes(updates)):

@@ -9,8 +9,9 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn import functional as F
 
+from sage_grpo.data.groups import BatchConfig
 from sage_grpo.objectives.advantage import best_against_worst
-from sage_grpo.objectives.base import BatchOptions, LossTerms, NoisedClips, ReplayedStep, RunOptions, without_ratio
+from sage_grpo.objectives.base import LossTerms, NoisedClips, ReplayedStep, RunOptions, without_ratio
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,10 @@ class Preference(NoisedClips):
         the reference does. Written as a product, which is exactly 0 at the reference and loses no digits beside it."""
         return ((velocity - reference) * (velocity + reference - 2.0 * target)).flatten(1).mean(1)
 
-    def choose(self, advantages: Sequence[float], valid: Sequence[bool], batch: BatchOptions) -> list[tuple[int, ...]]:
+    def choose(self, advantages: Sequence[float], valid: Sequence[bool], batch: BatchConfig) -> list[tuple[int, ...]]:
         return [*best_against_worst(advantages, valid, batch.pairs)]
 
-    def choice(self, batch: BatchOptions) -> str:
+    def choice(self, batch: BatchConfig) -> str:
         return f"the best {batch.pairs} of {batch.group_size} are preferred to the worst {batch.pairs}"
 
     def refusals(self, config: RunOptions) -> dict[str, bool]:

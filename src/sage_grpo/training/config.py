@@ -304,15 +304,10 @@ class TrainConfig:
 
     def _check_sigmas(self) -> None:
         count, rollout, evaluate = len(self.model.sigmas), self.rollout, self.evaluate
-        wrong = {
-            f"rollout.steps {rollout.steps}": rollout.steps != count,
-            f"evaluate.steps {evaluate.steps}": evaluate.steps not in (None, count),
-            f"rollout.shift {rollout.shift}": rollout.shift is not None,
-            "evaluate.solver checkpoint": evaluate.solver == "checkpoint",
+        reasons = {
+            f"rollout.steps {rollout.steps}: set {count}": rollout.steps != count,
+            f"evaluate.steps {evaluate.steps}: set {count}": evaluate.steps not in (None, count),
+            f"rollout.shift {rollout.shift}: leave it out": rollout.shift is not None,
+            "evaluate.solver checkpoint: leave it out": evaluate.solver == "checkpoint",
         }
-        found = [name for name, is_wrong in wrong.items() if is_wrong and count]
-        if found:
-            raise ValueError(
-                f"model.sigmas has {count} noise levels, which does not go with {', '.join(found)}: set rollout.steps and "
-                f"evaluate.steps to {count}, and leave rollout.shift and evaluate.solver out."
-            )
+        refuse(f"model.sigmas, which has {count} noise levels,", reasons if count else {})

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sage_grpo.data.groups import Member
 from sage_grpo.distributed.world import World
@@ -27,7 +27,6 @@ from sage_grpo.training.offload import VaeMover
 from sage_grpo.training.parts import parts_of
 from sage_grpo.training.plan import Group, Plan, Replay
 from sage_grpo.training.planner import Planner
-from sage_grpo.training.reference import PastWeights
 from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage, learned
 from sage_grpo.training.scoring import ScoredClips, Scores, black_clips, metadata_of, score_here
 from sage_grpo.types import Conditioning, Sound
@@ -47,13 +46,6 @@ class Workers(Protocol):
 
     def close(self) -> None:
         """Stop all running work."""
-
-
-MakeWorkers = Callable[
-    ["TrainConfig", "RolloutEngine", "Mapping[str, nn.Parameter]", "PastWeights | None", float], "Workers | None"
-]
-"""Makes the workers of a configuration, or None: engine, parameters by name, old weights if they sample, and the clip
-range."""
 
 
 @dataclass

@@ -18,7 +18,7 @@ from sage_grpo.health.sentinel import Sentinel
 from sage_grpo.health.statistics import ParameterDrift, appearance
 from sage_grpo.models.base import pixels_of
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.engine import MakeWorkers, RolloutEngine
+from sage_grpo.training.engine import RolloutEngine, Workers
 from sage_grpo.training.evaluate import Evaluation, check_evaluation, evaluate
 from sage_grpo.training.inputs import EncodeAhead, Inputs
 from sage_grpo.training.offload import distribute, set_activations
@@ -56,9 +56,9 @@ class Trainer:
         clock: Clock | None = None,
         *,
         activations: Sequence[Keep] | None = None,
-        workers: MakeWorkers | None = None,
+        workers: Callable[[Trainer], Workers | None] | None = None,
     ) -> None:
-        """`activations` are what each block keeps for the backward pass; `workers` makes workers that sample in place of this process."""
+        """`activations` are what each block keeps for the backward pass; `workers` makes those that sample in place of this process."""
         self.config, self.world, self.clock = config, world or World(), clock or Clock()
         self.inputs, self.model, self.reward, self.held_out = inputs, inputs.model, inputs.reward, inputs.held_out
         self.objective = config.build_objective()
@@ -82,10 +82,8 @@ class Trainer:
         self.prompt_encoder = EncodeAhead(self.model, self.planner, self.held_out, self.world.rank, self.clock)
         self.needs_clips: Callable[[int], bool] = lambda number: True
         """True if, after so many iterations, an observer needs the clips of the next one; otherwise they are decoded if rewards read them."""
-        self.workers = None
-        if workers is not None:
-            self.workers = workers(config, self.engine, params, self.state.past, self.clip_range)
-        elif config.rollout.on != "here" or self.state.past is not None:
+        self.workers = None if workers is None else workers(self)
+        if workers is None and (config.rollout.on != "here" or self.state.past is not None):
             raise ConfigError(
                 "rollout.on and rollout.staleness need workers: make the trainer with sage_grpo.run.session.assemble."
             )
