@@ -103,15 +103,15 @@ def test_options_that_need_another() -> None:
 
 
 def test_what_the_kinds_are() -> None:
-    names = ("samples", "differentiates", "chooses", "given_clips", "in_pairs", "reference_passes", "lags")
+    names = ("samples", "differentiates", "chooses", "given_clips", "in_pairs", "lags")
     rows = {kind: [getattr(build(ObjectiveSpec(kind=kind)), name) for name in names] for kind in KINDS}
     assert rows == {
-        "surrogate": ["sde", False, False, 0, False, 1, False],
-        "nft": ["ode", False, False, 0, False, 1, False],
-        "awm": ["ode", False, False, 0, False, 1, False],
-        "gradient": ["ode", True, False, 0, False, 1, False],
-        "dpo": ["ode", False, True, 2, True, 2, False],
-        "sft": ["ode", False, True, 1, False, 1, False],
+        "surrogate": ["sde", False, False, 0, False, False],
+        "nft": ["ode", False, False, 0, False, False],
+        "awm": ["ode", False, False, 0, False, False],
+        "gradient": ["ode", True, False, 0, False, False],
+        "dpo": ["ode", False, True, 2, True, False],
+        "sft": ["ode", False, True, 1, False, False],
     }
     for kind, lags in itertools.product(("nft", "awm"), (False, True)):
         one = build(ObjectiveSpec(kind=kind, old_decay=0.5 * lags))

@@ -34,7 +34,7 @@ from sage_grpo.training.evaluate import Evaluation
 from sage_grpo.training.inputs import build
 from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.loss import Diverged, UpdateSums, summarize
-from sage_grpo.training.scoring import Scores, describe
+from sage_grpo.training.scoring import Scores, summary
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import Conditioning
 from trainer_helpers import plan_of, resume, same, weights_of
@@ -357,7 +357,7 @@ def test_the_spread_of_rewards_is_that_of_the_valid_ones() -> None:
     total = torch.tensor([0.0, 2.0, math.nan, 4.0, 1.0, 1.0, 1.0, 5.0])
     groups = torch.tensor([0] * 4 + [1] * 4)
     scored = Scores(groups, torch.arange(8) % 4, total, {"bright": total}, {"bright": 1})
-    metrics = describe(scored, torch.tensor([1.0, -3.0] * 4), {})
+    metrics = summary(scored, torch.tensor([1.0, -3.0] * 4), {})
     assert metrics["reward/total"] == metrics["reward/bright"] == 2.0
     assert metrics["reward/std"] == pytest.approx(math.sqrt((4 + 0 + 4 + 1 + 1 + 1 + 9) / 7))
     assert metrics["reward/group_std"] == pytest.approx((math.sqrt(8 / 3) + math.sqrt(3)) / 2)

@@ -17,7 +17,6 @@ from rich.table import Table
 
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.plan import Plan
-from sage_grpo.training.planner import described
 from sage_grpo.utils.safe_io import printable
 from sage_grpo.utils.text import fixed, lines_on_the_way, minutes, percent
 
@@ -192,9 +191,8 @@ def plan_table(
     trained = " + ".join(str(len(steps)) for steps in group.trained)
     shared = ", what a group shares runs once" if group.shared else ""
     rounds = max(len(plan.batches(rank)) for rank in range(ranks))
-    chosen = f"; {described(config)}" if described(config) else ""
     weights = "all weights" if model.lora is None else f"a LoRA of rank {model.lora.rank}"
-    sampled = f"{batch.prompts} prompts x {plan.group_size} = {clips} clips per iteration{chosen}"
+    sampled = f"{batch.prompts} prompts x {plan.group_size} = {clips} clips per iteration{plan.selection}"
     rows = {
         "model": model.path or "shapes (comes with the package)",
         "device": f"{device}, computes in {model.dtype}",

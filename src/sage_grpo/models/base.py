@@ -23,8 +23,7 @@ Progress = Callable[[int, int], None]  # called with (done, total)
 
 @runtime_checkable
 class VelocityModel(Protocol):
-    """A flow-matching video generator: encodes prompts, predicts velocities, decodes latents, saves its weights. Properties are only read, so
-    attributes will do, also of a narrower type. No base class is needed."""
+    """A flow-matching video generator. Properties are only read, so attributes will do, also of a narrower type. No base class is needed."""
 
     @property
     def spec(self) -> Any:

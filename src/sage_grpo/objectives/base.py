@@ -97,8 +97,7 @@ class NoiseLevels:
 
 
 FIRST, LAST = 1, 0.9
-"""Bounds of objective.draw strata: the first step that is learned, and the share of the schedule after which none is
-(int(0.9 N), as the authors of AWM count)."""
+"""Bounds of objective.draw strata: the first step that is learned, and the share of the schedule after which none is (AWM's int(0.9 N))."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ class VelocityLaw:
         return Transition(a=torch.zeros_like(one), b=one, std=(2.0 * one).rsqrt())
 
 
-RunOptions: TypeAlias = Any
+Options: TypeAlias = Any
 """The configuration of a run, a TrainConfig, which imports this room."""
 
 
@@ -136,9 +135,7 @@ class Objective:
     given_clips: ClassVar[int] = 0
     """Clips of a row of data.clips that it can learn from in place of a rollout; 0 if it cannot."""
     in_pairs: ClassVar[bool] = False
-    """True if clips are learned in pairs, each against its partner."""
-    reference_passes: ClassVar[int] = 1
-    """Passes without gradient of an update whose policy is not its reference."""
+    """True if clips are learned in pairs: a loss depends on the error of the partner, maybe on another rank, which takes a further pass."""
     lags: ClassVar[bool] = False
     """True if its old policy differs from the newest weights between iterations."""
 
@@ -179,12 +176,6 @@ class Objective:
         """Trained units of a group, as places: clips, or pairs of clips, the better one first, which stay in one update."""
         return [(place,) for place in best_and_worst(advantages, valid, batch.trained)]
 
-    def choice(self, batch: BatchConfig) -> str:
-        """A description of `choose`; empty if it takes all clips."""
-        if batch.trained >= batch.group_size:
-            return ""
-        return f"the best and the worst {batch.trained} of {batch.group_size} are trained"
-
     def old_passes(self, updates: int) -> list[bool]:
         """A flag per update of a rollout, True where it runs the old policy."""
         return [False] * updates
@@ -201,12 +192,12 @@ class Objective:
         """Remarks on likely mistakes, for a run with so many updates per rollout."""
         return []
 
-    def refusals(self, config: RunOptions) -> dict[str, bool]:
+    def refusals(self, config: Options) -> dict[str, bool]:
         """Reasons not to run with this configuration, each with its remedy, and whether it holds."""
         return {}
 
-    def check(self, config: RunOptions) -> None:
-        refuse(f"objective.kind {self.spec.kind}", self.refusals(config))
+    def check(self, config: Options) -> None:
+        refuse(self.refusals(config), f"objective.kind {self.spec.kind}")
 
 
 @dataclass(frozen=True)
@@ -215,7 +206,7 @@ class OdeObjective(Objective):
 
     samples: ClassVar[Literal["sde", "ode"]] = "ode"
 
-    def refusals(self, config: RunOptions) -> dict[str, bool]:
+    def refusals(self, config: Options) -> dict[str, bool]:
         rollout, update, spec = config.rollout, config.update, self.spec
         return {
             f"kernel.name {config.kernel.name}: it samples with the ODE, set ode": config.kernel.name != "ode",

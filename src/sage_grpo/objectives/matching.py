@@ -1,5 +1,4 @@
-"""Matching of clips that are noised again: DiffusionNFT's positive and negative velocities (arXiv 2509.16117), and advantage-weighted matching
-(arXiv 2509.25050)."""
+"""Matching of clips that are noised again: DiffusionNFT (arXiv 2509.16117), and advantage-weighted matching (arXiv 2509.25050)."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sage_grpo.objectives.base import LossTerms, NoisedClips, ReplayedStep, RunOptions, without_ratio
+from sage_grpo.objectives.base import LossTerms, NoisedClips, Options, ReplayedStep, without_ratio
 from sage_grpo.objectives.options import ObjectiveSpec, Weighting
 from sage_grpo.objectives.policy_gradient import surrogate_loss
 from sage_grpo.samplers.transition import Gaussian
@@ -55,7 +54,7 @@ class Awm(Matching):
     def loss(self, step: ReplayedStep) -> LossTerms:
         return surrogate_loss(self.surrogate, step, self.clip_range(step.dims))
 
-    def refusals(self, config: RunOptions) -> dict[str, bool]:
+    def refusals(self, config: Options) -> dict[str, bool]:
         updates = config.update.updates_per_rollout
         return super().refusals(config) | {
             f"objective.old_samples false and {updates} updates: the ratio would need the rollout's weights as well, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated, Any, Literal, get_args
 
-from sage_grpo.config.ranges import Count, Decay, Natural, Positive, Range, checked, forbid
+from sage_grpo.config.ranges import Count, Decay, Natural, Positive, Range, checked, refuse
 from sage_grpo.utils.suggest import did_you_mean
 
 Kind = Literal["surrogate", "nft", "awm", "dpo", "sft", "gradient"]
@@ -83,7 +83,7 @@ class ObjectiveSpec:
                 not self.old_samples and not lags
             ),
         }
-        forbid({f"{reason}.": holds for reason, holds in reasons.items()})
+        refuse({f"{reason}.": holds for reason, holds in reasons.items()})
 
 
 @checked

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from sage_grpo.data.groups import BatchConfig
 from sage_grpo.objectives.advantage import best_against_worst
-from sage_grpo.objectives.base import LossTerms, NoisedClips, ReplayedStep, RunOptions, without_ratio
+from sage_grpo.objectives.base import LossTerms, NoisedClips, Options, ReplayedStep, without_ratio
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,6 @@ class Preference(NoisedClips):
     chooses: ClassVar[bool] = True
     given_clips: ClassVar[int] = 2
     in_pairs: ClassVar[bool] = True
-    reference_passes: ClassVar[int] = 2
-    """The reference's, and one of the policy: a clip's loss depends on the error of its partner, which may be on another rank."""
 
     def loss(self, step: ReplayedStep) -> LossTerms:
         assert step.pair is not None
@@ -42,10 +40,7 @@ class Preference(NoisedClips):
     def choose(self, advantages: Sequence[float], valid: Sequence[bool], batch: BatchConfig) -> list[tuple[int, ...]]:
         return [*best_against_worst(advantages, valid, batch.pairs)]
 
-    def choice(self, batch: BatchConfig) -> str:
-        return f"the best {batch.pairs} of {batch.group_size} are preferred to the worst {batch.pairs}"
-
-    def refusals(self, config: RunOptions) -> dict[str, bool]:
+    def refusals(self, config: Options) -> dict[str, bool]:
         region = config.trust_region
         return super().refusals(config) | {
             "surrogate.centred or kl_mask: there is no ratio, leave them out": self.needs_velocity_old,

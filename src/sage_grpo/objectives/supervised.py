@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from sage_grpo.data.groups import BatchConfig
 from sage_grpo.objectives.advantage import best
-from sage_grpo.objectives.base import LossTerms, NoisedClips, ReplayedStep, RunOptions, without_ratio
+from sage_grpo.objectives.base import LossTerms, NoisedClips, Options, ReplayedStep, without_ratio
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,7 @@ class Supervised(NoisedClips):
     def choose(self, advantages: Sequence[float], valid: Sequence[bool], batch: BatchConfig) -> list[tuple[int, ...]]:
         return [(place,) for place in best(advantages, valid, batch.best)]
 
-    def choice(self, batch: BatchConfig) -> str:
-        return f"the best {batch.best} of {batch.group_size} are trained"
-
-    def refusals(self, config: RunOptions) -> dict[str, bool]:
+    def refusals(self, config: Options) -> dict[str, bool]:
         mode = config.trust_region.mode
         return super().refusals(config) | {
             "surrogate.centred or kl_mask: there is no ratio, leave them out": self.needs_velocity_old,

@@ -61,8 +61,7 @@ class TrustRegion:
         return self.mode in ("stepwise", "dual", "fixed_dual")
 
     def penalty(self, *, v: Tensor, v_old: Tensor, v_reference: Tensor, sensitivity: Tensor, clips: int) -> KlTerms:
-        """The terms at one step, one value per clip; equally many consecutive ones may share a velocity. The loss is surrogate PLUS lambda
-        times `total`."""
+        """The terms at one step, one value per clip; equally many may share a velocity. The loss is surrogate PLUS lambda times `total`."""
         position = velocity = None
         if self.uses_anchor:
             position = self.beta_position * expanded(closed_form_kl(v, v_reference, sensitivity), clips)

@@ -6,19 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from sage_grpo.config.metadata import Content, Course, Effect, Machine, Speed, Start
-from sage_grpo.config.ranges import (
-    Count,
-    Folder,
-    Natural,
-    NotNegative,
-    Positive,
-    Range,
-    Seed,
-    Share,
-    checked,
-    forbid,
-    refuse,
-)
+from sage_grpo.config.ranges import Count, Folder, Natural, NotNegative, Positive, Range, Seed, Share, checked, refuse
 from sage_grpo.data.groups import BatchConfig as BatchConfig
 from sage_grpo.distributed.spec import ParallelSpec, RaySpec
 from sage_grpo.health.config import SentinelConfig
@@ -251,7 +239,7 @@ class TrainConfig:
             "Use fewer updates, or more prompts or clips.": update.deal == "clips"
             and clips < update.updates_per_rollout,
         }
-        forbid(reasons)
+        refuse(reasons)
         self._check_sigmas()
         if ":" not in self.objective.kind:  # one of your own is checked where it is built
             self.check_objective()
@@ -270,7 +258,7 @@ class TrainConfig:
             f"data.clips gives clips in place of rollouts, from which objective.kind {kind} cannot learn: use dpo (pairs) or sft, "
             "for example with the methods dpo and rft, or leave data.clips out."
         )
-        forbid({given: self.data.clips is not None and not objective.given_clips})
+        refuse({given: self.data.clips is not None and not objective.given_clips})
         objective.check(self)
         # With one update, the rollout's policy is still the live one, unless an old policy lags.
         inert = mode == "stepwise" and self.update.updates_per_rollout == 1 and not objective.lags
@@ -278,7 +266,7 @@ class TrainConfig:
         share = (
             f"kl.kind is share, but trust_region.mode is {mode}, {why}: set trust_region.mode to fixed, moving or dual."
         )
-        forbid({share: self.kl.kind == "share" and (mode == "none" or inert)})
+        refuse({share: self.kl.kind == "share" and (mode == "none" or inert)})
 
     @property
     def group_size(self) -> int:
@@ -300,7 +288,7 @@ class TrainConfig:
             "optimizer.target_kl or max_kl: they measure how far one rollout's updates went from the policy that sampled it, which is older "
             "than that; leave them out": rollout.staleness > 0 and self.optimizer.measures_kl,
         }
-        refuse(f"rollout.on {rollout.on} with rollout.staleness {rollout.staleness}", reasons)
+        refuse(reasons, f"rollout.on {rollout.on} with rollout.staleness {rollout.staleness}")
 
     def _check_sigmas(self) -> None:
         count, rollout, evaluate = len(self.model.sigmas), self.rollout, self.evaluate
@@ -310,4 +298,4 @@ class TrainConfig:
             f"rollout.shift {rollout.shift}: leave it out": rollout.shift is not None,
             "evaluate.solver checkpoint: leave it out": evaluate.solver == "checkpoint",
         }
-        refuse(f"model.sigmas, which has {count} noise levels,", reasons if count else {})
+        refuse(reasons if count else {}, f"model.sigmas, which has {count} noise levels,")

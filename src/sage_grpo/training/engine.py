@@ -159,8 +159,7 @@ class RolloutEngine:
         return scores.gathered(self.world, self.reward.max_failed_fraction, torch.float32)
 
     def differentiate(self, plan: Plan, rollout: Rollout) -> dict[tuple[Member, ...], Tensor]:
-        """The gradient of the reward at the latents of every clip, by micro-batch. Clips go one at a time, because a decoder's graph is large,
-        unless they are decoded in batches."""
+        """The gradient of the reward at all latents, by micro-batch. A decoder's graph is large: clips go one at a time, or as they are decoded."""
         tick = self.clock.ticker(sum(len(batch.members) for batch, _ in rollout.latents))
         signals, video = {}, self.model.video
         together = 1 if self.config.model.vae_slicing else self.config.batch.micro_batch

@@ -158,8 +158,7 @@ class UpdateSums:
     def __init__(self, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008 - a constant
         zero = partial(torch.zeros, (), dtype=torch.float64, device=device)
         self.sums: defaultdict[str, Tensor] = defaultdict(zero)
-        """By metric. `gradient/KIND/STEP` are squared norms at the velocity: of the objective (raw), after equalising
-        (equalized), and of the whole loss with the KL (sent)."""
+        """By metric. `gradient/KIND/STEP` are squared norms of the objective (raw), equalised, and of the whole loss with the KL (sent)."""
         self.largest_log_ratio = zero()
 
     def add(self, item: TrainItem, loss: Loss, kl_lambda: float) -> None:

@@ -33,16 +33,14 @@ class Group:
     schedule: Schedule
     """Its grid, with the steps that explore."""
     offset: int
-    """Difference between an exploring step's index in the run's own grid, under which it is keyed and logged, and its
-    index in `schedule`."""
+    """An exploring step's index in the run's own grid, under which it is keyed and logged, minus that in `schedule`."""
     trained: tuple[tuple[int, ...], ...]
     """The steps that every update replays, in order, as indices in `schedule` (or in `levels`)."""
     shared: bool
     kl_probe: KlProbe | None = None
     """Step at which the KL of the iteration's updates is measured; None measures none."""
     levels: NoiseLevels | None = None
-    """Fresh noise levels at which its clips are learned; `trained` are then indices of these. None trains steps of
-    `schedule`."""
+    """Fresh noise levels at which its clips are learned: `trained` are indices of these. None trains steps of `schedule`."""
 
     @cached_property
     def shared_steps(self) -> int:
@@ -194,6 +192,13 @@ class Plan:
     def skipped(self) -> int:
         trained = {member.group for part in self.chosen or () for member in part}
         return 0 if self.chosen is None else len(self.groups) - len(trained)
+
+    @property
+    def selection(self) -> str:
+        """The numbers of clips that the updates train, as the end of a sentence; empty if each trains all."""
+        if all(len(part) == len(self.groups) * self.group_size for part in self.chosen or ()):
+            return ""
+        return f"; {' + '.join(str(len(part)) for part in self.chosen or ())} of them are trained"
 
     def row(self, member: Member) -> int:
         """Place of a clip among all of the iteration."""

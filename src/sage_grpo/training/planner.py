@@ -55,6 +55,8 @@ class Planner:
         else:
             every = {0: window.steps(steps, iteration, config.seed)}
             windows = [every[0]] * len(prompts)
+        # On several ranks prompts of different lengths would take one more passes than another.
+        together = 1 if self.ranks > 1 else config.batch.micro_batch
         groups = tuple(
             self._group(index, prompt, flags, iteration)
             for index, (prompt, flags) in enumerate(zip(prompts, windows, strict=True))
@@ -64,15 +66,10 @@ class Planner:
             groups=groups,
             group_size=config.batch.group_size,
             equalizer=self._weights(sorted({step for flags in every.values() for step in self.trainable(flags)})),
-            shares=self._filled_shares(groups) if self._prefix_batch > 1 else self.shares,
+            shares=self._filled_shares(groups) if together > 1 else self.shares,
             network=self.network,
-            prefix_batch=self._prefix_batch,
+            prefix_batch=together,
         )
-
-    @property
-    def _prefix_batch(self) -> int:
-        """Most groups that are batched; on several ranks prompts of different lengths would take one more passes than another."""
-        return 1 if self.ranks > 1 else self.config.batch.micro_batch
 
     def _filled_shares(self, groups: Sequence[Group]) -> tuple[tuple[MicroBatch, ...], ...]:
         """The micro-batches of one rank, filled across groups with the same path."""
@@ -246,16 +243,6 @@ def choose(config: TrainConfig, plan: Plan, advantages: Tensor, valid: Tensor) -
             chosen[dealt % updates].update(unit)
             dealt += 1
     return replace(plan, chosen=tuple(map(frozenset, chosen)), pairs=tuple(pairs))
-
-
-def described(config: TrainConfig) -> str:
-    """A sentence on the clips that each update trains; empty if every update trains all of them."""
-    if config.data.clips is not None:
-        return ""
-    words, updates = [config.build_objective().choice(config.batch)], config.update.updates_per_rollout
-    if config.update.deal == "clips" and updates > 1:
-        words.append(f"dealt out to {updates} updates")
-    return ", ".join(filter(None, words))
 
 
 def foresee(config: TrainConfig, plan: Plan) -> Plan:

@@ -33,8 +33,7 @@ class Record:
     v_old: Tensor | None = None
     """Velocity of the rollout's policy, rows as in `x`; None when neither a loss term nor the measured KL needs it."""
     log_prob_old: Tensor | None = None
-    """Log-probability of the step taken, one value per member. At a fresh noise level the rollout made no pass: None,
-    as `v_old`, if the live policy is the rollout's."""
+    """Of the step taken, one value per member. None, as `v_old`, at a fresh noise level of which the live policy is the rollout's."""
 
 
 @dataclass(frozen=True)
@@ -220,8 +219,7 @@ class Sampler:
 
 
 class _Walk:
-    """Takes clips from noise to data, one step after another: the prefix that groups share until their members branch at the first exploring
-    step (one row per group), or the steps of a micro-batch after that."""
+    """Takes clips from noise to data: the prefix that groups share up to their first exploring step (one row per group), or a micro-batch after it."""
 
     def __init__(
         self, sampler: Sampler, group: Group, rows: Sequence[Member], members: tuple[Member, ...], *, shared: bool

@@ -26,15 +26,7 @@ from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import choose
 from sage_grpo.training.reference import OldPolicy
 from sage_grpo.training.rollout import Rollout
-from sage_grpo.training.scoring import (
-    ScoredClips,
-    Scores,
-    advantages_of,
-    black_clips,
-    check_groups,
-    describe,
-    preferred,
-)
+from sage_grpo.training.scoring import ScoredClips, Scores, advantages_of, black_clips, check_groups, preferred, summary
 from sage_grpo.training.state import TrainState
 from sage_grpo.training.update import Updater
 from sage_grpo.types import Keep
@@ -157,7 +149,7 @@ class Trainer:
         if not self.plan.examples:
             if self.clips.thumbnails is not None:
                 look |= appearance(self.clips.thumbnails, self.engine.scored(self.plan), self.world)
-            row = describe(self.scores, advantages, self.state.sentinel.witnesses)
+            row = summary(self.scores, advantages, self.state.sentinel.witnesses)
         return {**row, **look, **({} if self.workers is None else self.workers.row), **times}
 
     def evaluate(self, after_batch: Callable[[], None] = lambda: None) -> Evaluation:

@@ -64,7 +64,7 @@ class Updater:
         old_passes = self.objective.old_passes(plan.updates)
         passes = len(lockstep.kl_probes(self.world.rank))
         for update, (needed, old) in enumerate(zip(reference, old_passes)):
-            extra = needed * self.objective.reference_passes + old
+            extra = needed * (1 + self.objective.in_pairs) + old
             passes += len(lockstep.replays(self.world.rank, update)) * (1 + extra)
         tick = self.clock.ticker(passes)
         if self.before is not None:
