@@ -147,8 +147,7 @@ class Abilities:
     solver: Callable[[int, float | None], Solver] | None = None
     """(number of steps, shift) to the checkpoint's own solver, fresh for one sampling."""
     pixels: Callable[[Tensor, Sequence[int] | None], Tensor] | None = None
-    """(latents, or some neighbouring frames of them; frames) to float clips B x F x H x W x 3 in [0, 255] with a graph; `decode` rounds them.
-    Only `frames`, in order, need be right; None is all."""
+    """(latents, frames) to float clips B x F x H x W x 3 in [0, 255] with a graph, right in these frames (None: all); `decode` rounds them."""
     sound: Callable[[Tensor], Sound] | None = None
     """Latents to the sound of their clips."""
     encoder: ClipEncoder | None = None

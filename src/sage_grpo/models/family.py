@@ -349,8 +349,7 @@ class FamilyModel(ABC):
         self._set_attention()
 
     def save(self, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None, merged: bool = False) -> None:
-        """Write a LoRA, or a whole diffusers folder when all weights are trained or `merged` is set. `weights` replaces parameters by name (an
-        average, or gathered shards) without a second model."""
+        """Write a LoRA, or a whole diffusers folder if all weights are trained or `merged`. `weights` replaces parameters by name (an average)."""
         folder, whole = Path(folder), merged or self.spec.lora is None
         states, merge = self.experts.save(folder, weights or {}, whole=whole)
         if whole:

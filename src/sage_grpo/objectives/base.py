@@ -160,8 +160,7 @@ class Objective:
         return self.surrogate.clip_scale / math.sqrt(dims) if given is None else given
 
     def scale(self, dims: int) -> float:
-        """sqrt(D), the factor on the loss: the gradient of a mean over D dimensions shrinks as 1 / sqrt(D). With it learning rate, AdamW's
-        epsilon and the clipping norm mean the same at any resolution."""
+        """sqrt(D), the factor on the loss: with it learning rate, AdamW's epsilon and the clipping norm mean the same at any resolution."""
         return math.sqrt(dims)
 
     def targets(self, grid: Schedule, trains: Callable[[float], bool], draw: Random) -> NoiseLevels:

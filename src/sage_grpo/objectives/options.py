@@ -20,8 +20,7 @@ class ObjectiveSpec:
     """The training objective (docs/method.md)."""
 
     kind: Kind | str = "surrogate"
-    """surrogate (policy gradient), nft, awm, dpo, sft, gradient (differentiable rewards), or your own as
-    module:Class."""
+    """surrogate (policy gradient), nft, awm, dpo, sft, gradient (of the reward), or your own as module:Class."""
     levels: Count = 4
     """Noise levels trained per clip (nft, awm, dpo, sft), or trained steps per rollout (gradient)."""
     draw: Draw = "schedule"

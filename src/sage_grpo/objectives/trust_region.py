@@ -15,8 +15,7 @@ Mode = Literal["none", "fixed", "stepwise", "moving", "dual", "fixed_dual"]
 
 
 def closed_form_kl(v: Tensor, v_ref: Tensor, sensitivity: Tensor) -> Tensor:
-    """KL per dimension = 1/2 sensitivity^2 mean((v - v_ref)^2), one value per sample (and step, where `sensitivity` has both): affine Gaussians
-    with the same a, b and std differ only by b (v - v_ref)."""
+    """KL per dimension = 1/2 sensitivity^2 mean((v - v_ref)^2), per sample (and step): affine Gaussians with the same std differ by b (v - v_ref)."""
     if v.shape != v_ref.shape:
         raise ValueError(
             f"v has shape {tuple(v.shape)} but v_ref has {tuple(v_ref.shape)}: compare them at the same x."
@@ -41,8 +40,7 @@ class TrustRegion:
     """KL terms of the loss."""
 
     mode: Mode = "dual"
-    """none, fixed (initial policy), stepwise (rollout's policy), moving (renewed anchor), dual (moving + stepwise),
-    or fixed_dual."""
+    """none, fixed (initial policy), stepwise (rollout's), moving (renewed anchor), dual (moving + stepwise), fixed_dual."""
     beta_position: NotNegative = 1.0
     """Weight of the anchor term."""
     beta_velocity: NotNegative = 0.1

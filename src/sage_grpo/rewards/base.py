@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import torch
@@ -23,33 +23,32 @@ TRIED = 8
 """Largest number of prompts that a reward is tried with while it gives NaN."""
 
 
+@dataclass(eq=False)
 class CompositeReward:
     """Several rewards as one: weighted sum, masks, batches by memory, placement.
 
     A clip that a reward cannot score (it raises, returns NaN, a wrong shape or too few values) is masked and counted, never scored 0.
     """
 
-    def __init__(
-        self,
-        specs: Sequence[RewardSpec],
-        *,
-        max_failed_fraction: float = 0.25,
-        device: str | torch.device = "cpu",
-        offload_between: bool = False,
-        require_weights: bool = True,
-        objects: Mapping[str, Reward] | None = None,
-        optional: bool = False,
-    ) -> None:
-        """objects: rewards already loaded, by spec name; all others are loaded. optional: allow an empty list."""
-        if not specs and not optional:
+    specs: Sequence[RewardSpec]
+    _: KW_ONLY
+    max_failed_fraction: float = 0.25
+    device: str | torch.device = "cpu"
+    offload_between: bool = False
+    require_weights: bool = True
+    objects: Mapping[str, Reward] | None = None
+    """Rewards already loaded, by spec name; all others are loaded."""
+    optional: bool = False
+    """Allow an empty list."""
+
+    def __post_init__(self) -> None:
+        if not self.specs and not self.optional:
             raise RewardConfigError("A run needs at least one reward.")
-        self.max_failed_fraction, self.offload_between = max_failed_fraction, offload_between
-        self.device = torch.device(device)
         self._placed: set[str] = set()
-        given = objects or {}
-        loaded = [(spec, given[spec.name] if spec.name in given else load_reward(spec)) for spec in specs]
+        device, given = torch.device(self.device), self.objects or {}
+        loaded = [(one, given[one.name] if one.name in given else load_reward(one)) for one in self.specs]
         self._members = members = [
-            RewardMember(spec, one, require_weights=require_weights, device=self.device) for spec, one in loaded
+            RewardMember(spec, one, require_weights=self.require_weights, device=device) for spec, one in loaded
         ]
         self.titles = tuple(member.spec.title for member in members)
         for title, count in Counter(self.titles).items():
@@ -61,7 +60,7 @@ class CompositeReward:
         """Weight in the total of every part that counts."""
         self.hears = any(member.hears for member in members)
         self.compares = any(member.compares for member in members)
-        self.judges_parts = any(spec.judges for spec in specs)
+        self.judges_parts = any(spec.judges for spec in self.specs)
         self.reads_clips = not all(member.reads_latents for member in members)
         """True if any reward, metric-only ones included, needs more than latents."""
         self.learns_from_clips = any(member.weights and not member.reads_latents for member in members)

@@ -86,8 +86,7 @@ class UpdateConfig:
     permute_steps: bool = True
     """Train steps in random order; false goes from noise to data."""
     gradient_checkpointing: Speed[bool | Literal["attention", "auto"]] = "auto"
-    """Recompute activations in the backward pass: True all, attention all but attention's outputs, auto as little as
-    memory allows."""
+    """Recompute activations in the backward pass: true all, attention all but attention's outputs, auto as few as fit."""
 
     @property
     def deals_steps(self) -> bool:
@@ -100,14 +99,11 @@ class DataConfig:
     """Prompts."""
 
     prompts: Content[str] = "shapes"
-    """Training prompts: shapes (the miniature world), starter (160 included prompts), or a .txt, .csv, .json or
-    .jsonl file."""
+    """Training prompts: shapes (the miniature world), starter (160 included prompts), or a .txt, .csv, .json(l) file."""
     clips: Content[str | None] = None
-    """Clips to learn from instead of rollouts (dpo, sft): a .jsonl or .csv file, or its folder
-    (docs/preferences.md)."""
+    """Clips to learn from instead of rollouts (dpo, sft): a .jsonl or .csv file, or its folder (docs/preferences.md)."""
     eval_prompts: Content[str | None] = None
-    """Held-out prompts: a file, shapes or starter_eval. None is those of shapes or starter; with files, no
-    evaluation."""
+    """Held-out prompts: a file, shapes or starter_eval. None is those of shapes or starter; of files, no evaluation."""
     encode_ahead: Speed[Count] = 1024
     """Prompts encoded at a time, per rank; with more, text encoders are loaded again."""
 

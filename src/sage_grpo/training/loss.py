@@ -190,8 +190,7 @@ class UpdateSums:
 
 
 def backpropagate(item: TrainItem, x: Tensor, scale: float) -> None:
-    """Propagate the reward's gradient back over the item's step: dR/dx = dR/dx_next + length (dv/dx)^T dR/dx_next, whose second term is x.grad over
-    the factors on the loss."""
+    """Carry the reward's gradient over a step: dR/dx = dR/dx_next + length (dv/dx)^T dR/dx_next, the latter x.grad over the factors on the loss."""
     assert item.reward_gradient is not None
     assert x.grad is not None
     factor = (-scale * item.weight).view(-1, *[1] * (x.ndim - 1))

@@ -53,16 +53,16 @@ class Trainer:
         """`activations` are what each block keeps for the backward pass; `workers` makes those that sample in place of this process."""
         self.config, self.world, self.clock = config, world or World(), clock or Clock()
         self.inputs, self.model, self.reward, self.held_out = inputs, inputs.model, inputs.reward, inputs.held_out
-        self.objective = config.build_objective()
+        given = inputs.examples is not None
+        self.engine = RolloutEngine(config, self.model, self.reward, self.world, self.clock, examples=given)
+        self.planner, parts = self.engine.planner, self.engine.parts
+        self.objective = self.planner.objective
         set_activations(config.update.gradient_checkpointing, self.model, activations)
         self.sharding = distribute(self.model, config.parallel, self.world)  # before anything refers to the parameters
         params = self.model.trainable()
         self.drift = ParameterDrift(params)
         self.old = OldPolicy.of(self.objective, params, config.update.updates_per_rollout, config.anchor.offload)
         self.state = TrainState.begin(config, self.model, inputs.prompts, self.old if self.objective.lags else None)
-        given = inputs.examples is not None
-        self.engine = RolloutEngine(config, self.model, self.reward, self.world, self.clock, examples=given)
-        self.planner, parts = self.engine.planner, self.engine.parts
         self.updater = Updater(
             config, self.model, self.state, self.sharding, self.objective, parts, self.old, self.world, self.clock
         )
