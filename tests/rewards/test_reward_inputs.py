@@ -131,6 +131,13 @@ def test_listening_rewards_hear_their_clips_wherever_they_run(overlap):
         composite.score(clips(), PROMPTS, FPS)
 
 
+def test_remarks_of_batches_name_their_clips() -> None:
+    prompts = ["one", "two", "three bad", "four", "five"]
+    report = CompositeReward([toy("with_reasons", batch_size=2)]).score(clips(), prompts, FPS)[1]
+    found = [(one.index, one.prompt, one.reason) for one in report.remarks]
+    assert found == [(index, prompts[index], f"because of {prompts[index]}") for index in (0, 2, 3, 4)]
+
+
 def test_no_clips_at_all() -> None:
     """More ranks than micro-batches: one of them has nothing to hand on, and still answers with every part."""
     composite = CompositeReward([toy("mean_level", overlap=True), toy("as_list", weights={"length": 3.0})])
