@@ -39,7 +39,9 @@ class RunDescription:
     @cached_property
     def layout(self) -> Layout:
         layout, model = lay_out(self.config.parallel, self.processes), self.architecture.model
-        if layout.sequence > 1 and abilities(model).split_sequence is None:
+        if layout.sequence == 1:
+            return layout
+        if abilities(model).split_sequence is None:
             raise ValueError(f"{self.architecture.family} cannot split a clip over ranks: set parallel.sp to 1.")
         if model.heads[0] % layout.sequence:
             raise ValueError(

@@ -142,7 +142,7 @@ class Planner:
         for first in window.at or ():
             if first not in allowed:
                 raise ValueError(
-                    f"rollout.window.at names step {first}, but with rollout.steps {steps} it may be one of {allowed}: at others no step "
+                    f"rollout.window.at names step {first}, but with rollout.steps {steps} it may be {', '.join(map(str, allowed))}: at others no step "
                     f"can be trained. {self._why()}"
                 )
         if not allowed:

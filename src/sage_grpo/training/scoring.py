@@ -48,10 +48,10 @@ class Scores:
     def joined(cls, pieces: Sequence[Scores]) -> Scores:
         first, columns = pieces[0], ("groups", "indices", "total")
         return cls(
-            *(torch.cat([getattr(one, name) for one in pieces]) for name in columns),
-            {name: torch.cat([one.parts[name] for one in pieces]) for name in first.parts},
-            {title: sum(one.failed[title] for one in pieces) for title in first.failed},
-            merged(failure for one in pieces for failure in one.failures),
+            **{name: torch.cat([getattr(one, name) for one in pieces]) for name in columns},
+            parts={name: torch.cat([one.parts[name] for one in pieces]) for name in first.parts},
+            failed={title: sum(one.failed[title] for one in pieces) for title in first.failed},
+            failures=merged(failure for one in pieces for failure in one.failures),
         )
 
     def gathered(self, world: World, max_failed: float, dtype: torch.dtype = torch.float64) -> Scores:
