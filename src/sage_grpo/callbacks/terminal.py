@@ -9,6 +9,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import IO, Any, cast
 
 from rich.console import Console
@@ -81,17 +82,21 @@ def outliving_output() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
+@dataclass(kw_only=True, eq=False)
 class Terminal:
     """Prints a line per iteration, and on a terminal a bar for the run and one for the phase."""
 
-    def __init__(self, *, enabled: bool, progress: bool, total: int) -> None:
+    enabled: bool
+    progress: bool
+    total: int
+
+    def __post_init__(self) -> None:
         in_thread = threading.current_thread() is not threading.main_thread()  # see `outliving_output`
         file = cast(IO[str], Outlet(sys.stdout)) if in_thread else None
-        self.console = Console(quiet=not enabled, highlight=False, file=file)
-        self.total = total
+        self.console = Console(quiet=not self.enabled, highlight=False, file=file)
         self._seconds: deque[float] = deque(maxlen=10)
         self._evaluating = lines_on_the_way("evaluation", self.say)
-        live = enabled and progress and Outlet(sys.stdout).isatty()
+        live = self.enabled and self.progress and Outlet(sys.stdout).isatty()
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -101,7 +106,7 @@ class Terminal:
             console=self.console,
             disable=not live,
         )
-        self._run = self._progress.add_task("run", total=total, note="")
+        self._run = self._progress.add_task("run", total=self.total, note="")
         self._phase = self._progress.add_task("", total=1, note="")
 
     def __enter__(self) -> Terminal:
