@@ -17,11 +17,12 @@ from torch.distributions import Normal, kl_divergence
 from kernel_cases import final_variance, grid
 from sage_grpo.objectives.advantage import decoupled_advantage, group_advantage
 from sage_grpo.objectives.policy_gradient import clipped_surrogate, equalizing_weights
-from sage_grpo.objectives.trust_region import KlCoefficient, KlController, TrustRegion, closed_form_kl
+from sage_grpo.objectives.trust_region import TrustRegion, closed_form_kl
 from sage_grpo.samplers.kernels import Cps, Flow, Ode, Sage, SageExact
 from sage_grpo.samplers.path import interpolate, velocity
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.transition import Gaussian
+from sage_grpo.training.kl_coefficient import KlCoefficient, KlController
 
 
 def _paper_steps() -> tuple[Tensor, Tensor]:
@@ -221,9 +222,7 @@ def test_official_stepwise_kl_is_inert_with_one_update_per_rollout() -> None:
     for sign in (1, -1):  # a noise and its mirror image: their mean is the expectation of anything odd
         x_next = step(x, v_old).sample(sign * noise)
         log_prob.append((step(x, v_old).log_prob(x_next), step(x, v).log_prob(x_next)))
-    exact = TrustRegion(mode="stepwise").penalty(
-        v=v, v_old=v_old, v_reference=None, sensitivity=step.sensitivity, clips=2
-    )
+    exact = TrustRegion(mode="stepwise").penalty(v=v, v_old=v_old, v_reference=v, sensitivity=step.sensitivity, clips=2)
     estimated = sum((old - new).sum() for old, new in log_prob)  # Eq. 15
     for total in (exact.total.sum(), estimated):  # type: ignore[union-attr]
         (gradient,) = torch.autograd.grad(total, v, retain_graph=True)

@@ -15,7 +15,6 @@ from sage_grpo.health.config import SentinelConfig as SentinelConfig
 from sage_grpo.models.base import VelocityModel as VelocityModel
 from sage_grpo.models.spec import LoraSpec as LoraSpec
 from sage_grpo.models.spec import ModelSpec as ModelSpec
-from sage_grpo.objectives.trust_region import KlCoefficient as KlCoefficient
 from sage_grpo.objectives.trust_region import TrustRegion as TrustRegion
 from sage_grpo.recipes import recipe as recipe
 from sage_grpo.rewards.member import RewardFailure as RewardFailure
@@ -40,6 +39,7 @@ from sage_grpo.training.events import EvaluationEvent as EvaluationEvent
 from sage_grpo.training.events import IterationEvent as IterationEvent
 from sage_grpo.training.events import SentinelEvent as SentinelEvent
 from sage_grpo.training.events import StopRequest as StopRequest
+from sage_grpo.training.kl_coefficient import KlCoefficient as KlCoefficient
 from sage_grpo.types import Conditioning as Conditioning
 from sage_grpo.types import Reward as Reward
 from sage_grpo.types import VideoSpec as VideoSpec

@@ -22,7 +22,6 @@ from sage_grpo.distributed import checkpoint, heartbeat
 from sage_grpo.distributed.spec import ParallelSpec, RaySpec
 from sage_grpo.distributed.world import World
 from sage_grpo.models.spec import LoraSpec, ModelSpec
-from sage_grpo.objectives.trust_region import KlCoefficient
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.rewards.spec import RewardSpec
@@ -32,6 +31,7 @@ from sage_grpo.samplers.transition import expanded
 from sage_grpo.training import config as c
 from sage_grpo.training.events import CallbackFailed, Hooks, IterationEvent
 from sage_grpo.training.inputs import adopt, build
+from sage_grpo.training.kl_coefficient import KlCoefficient
 from sage_grpo.training.offload import distribute
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import BatchScores
@@ -190,8 +190,8 @@ class Recorder:
         reward, iteration = self.trainer.reward.score, self.trainer.state.iteration
         members = self.trainer.engine.scored(plan)
 
-        def keyed(clips, captions, fps, metadata=None, early=None, *more):
-            scores, report = reward(clips, captions, fps, metadata, early, *more)
+        def keyed(clips, captions, fps, metadata=None, *more):
+            scores, report = reward(clips, captions, fps, metadata, *more)
             places = [(iteration, member.group, member.index) for member in members]
             self.real |= {place: float(value) for place, value in zip(places, scores.total)}
             total = torch.tensor([float(keyed_noise((1,), "reward", *place)) for place in places])

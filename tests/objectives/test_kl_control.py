@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel_cases import some
-from sage_grpo.objectives.trust_region import SHARE_GAIN, SHARE_STEP, KlCoefficient, KlController
+from sage_grpo.training.kl_coefficient import SHARE_GAIN, SHARE_STEP, KlCoefficient, KlController
 
 KINDS = ("constant", "two_stage", "paper", "ppo", "share")
 

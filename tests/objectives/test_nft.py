@@ -33,23 +33,23 @@ def test_the_loss_is_the_papers_and_its_gradient_at_the_old_policy_does_not_depe
 ) -> None:
     """Of x0 = x - sigma v; there 2 s w (2 r - 1) (v_old - u) / D: toward the target of good clips, away from that of bad ones."""
     v, v_old, target, x = drawn(4)
-    options, sigma = {"beta": beta, "sigma": 0.4, "weight": weight, "saturation": saturation}, 0.4
+    spec, sigma = ObjectiveSpec(kind="nft", beta=beta, weight=weight, saturation=saturation), 0.4
     expected = torch.zeros(4, dtype=torch.float64)
     for share, sign in ((GOOD, 1), (1 - GOOD, -1)):
         error = (x - sigma * ((1 - sign * beta) * v_old + sign * beta * v)) - (x - sigma * target)
         square = (error**2).mean((1, 2))
         scale = {"uniform": sigma**2, "adaptive": error.abs().mean((1, 2))}[weight]
         expected += share * square / scale
-    terms = nft_loss(v, v_old, target, GOOD, **options)
+    terms = nft_loss(spec, v, v_old, target, GOOD, sigma=sigma)
     torch.testing.assert_close(terms.loss, saturation * expected / beta)
     assert not terms.inactive.any()
     assert terms.ratio is None
     at = v_old.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(nft_loss(at, v_old, target, GOOD, **options).loss.sum(), at)
+    (gradient,) = torch.autograd.grad(nft_loss(spec, at, v_old, target, GOOD, sigma=sigma).loss.sum(), at)
     error = v_old - target
     w = {"uniform": 1.0, "adaptive": sigma / error.abs().mean((1, 2), keepdim=True)}[weight]
     torch.testing.assert_close(gradient, 2 * saturation * w * (2 * GOOD - 1).view(4, 1, 1) * error / 6)
-    assert nft_loss(v, v, v, GOOD, **options).loss.max() < 1e-12
+    assert nft_loss(spec, v, v, v, GOOD, sigma=sigma).loss.max() < 1e-12
 
 
 def test_ghuber_is_the_fourth_root_of_the_error_times_sigma() -> None:
@@ -103,15 +103,15 @@ def test_options_that_need_another() -> None:
 
 
 def test_what_the_kinds_are() -> None:
-    names = ("samples", "differentiates", "chooses", "given_clips", "in_pairs", "reference_passes", "lags")
+    names = ("samples", "differentiates", "chooses", "given_clips", "in_pairs", "lags")
     rows = {kind: [getattr(build(ObjectiveSpec(kind=kind)), name) for name in names] for kind in KINDS}
     assert rows == {
-        "surrogate": ["sde", False, False, 0, False, 1, False],
-        "nft": ["ode", False, False, 0, False, 1, False],
-        "awm": ["ode", False, False, 0, False, 1, False],
-        "gradient": ["ode", True, False, 0, False, 1, False],
-        "dpo": ["ode", False, True, 2, True, 2, False],
-        "sft": ["ode", False, True, 1, False, 1, False],
+        "surrogate": ["sde", False, False, 0, False, False],
+        "nft": ["ode", False, False, 0, False, False],
+        "awm": ["ode", False, False, 0, False, False],
+        "gradient": ["ode", True, False, 0, False, False],
+        "dpo": ["ode", False, True, 2, True, False],
+        "sft": ["ode", False, True, 1, False, False],
     }
     for kind, lags in itertools.product(("nft", "awm"), (False, True)):
         one = build(ObjectiveSpec(kind=kind, old_decay=0.5 * lags))

@@ -124,9 +124,8 @@ def advice() -> dict[str, Any]:
 
 def printed(name: str, option: str) -> dict[str, Any]:
     said = changed(name, option) if option else base(name)
-    workers = (
-        replace(base("branching"), config=said.config, plans=said.plans) if option.startswith("rollout.ray") else said
-    )
+    other = base("branching")
+    workers = replace(other, config=said.config, known=other.architecture) if option.startswith("rollout.ray") else said
     found, way, page = changes(said), way_to_fit(said, 2), io.StringIO()
     show.show(said, found, way, Console(width=200, file=page), workers)
     tried = [" ".join(_typed(key, value) for key, value in edit.items()) for edit in _edits(said.config, said)]

@@ -273,7 +273,7 @@ def words(file: Path, out: Path, *more: str) -> list[str]:
     [
         (["--probe.members", "10"], "probe.members must be 8, 12, 16, ..., got 10"),
         (["--probe.prompts", "9"], "has only 5 prompts"),
-        (["--probe.steps", "[7]"], "names step 7, but with rollout.steps 5 it may be 0 to 3"),
+        (["--probe.steps", "[7]"], "names step 7, but with rollout.steps 5 it may be 0, 1, 2, 3"),
         (["--kernel.name", "cps", "--probe.etas", "[1.5]"], "eta"),
         (["--rewards", '[{"name": "trainer_toys:flat"}]'], "the same for all clips"),
         (["--run", "somewhere", "--recipe", "shapes/sage"], "choose one of them"),

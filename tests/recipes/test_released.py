@@ -294,18 +294,6 @@ def test_flow_grpo_trains_all_steps_but_the_last_in_two_updates() -> None:
     assert [len(part) for part in plan.chosen] == [8, 8]
 
 
-def test_a_share_of_the_steps_after_the_window_is_kept() -> None:
-    """MixGRPO's flash setting: two fifths of the later steps, and a solver of second order."""
-    config = preset("mix_grpo", steps=25)
-    window = replace(config.rollout.window, every=20)
-    config = replace(config, rollout=replace(config.rollout, solver="ab2", after_fraction=0.4, window=window))
-    for iteration in (0, 20):
-        schedule = planned(config, iteration).groups[0].schedule
-        first, stop = schedule.exploring_range()
-        assert (first, stop - first) == (iteration // 20, 4)
-        assert schedule.num_steps - stop == round(0.4 * (25 - stop))
-
-
 def test_flash_grpo_draws_one_step_of_the_first_half_for_every_prompt() -> None:
     config = preset("flash_grpo", "wan", steps=20)
     seen = set()

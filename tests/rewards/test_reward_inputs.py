@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
 
 import pytest
@@ -117,15 +116,12 @@ def hears_a_level(videos, prompts, fps, sound):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("early", [False, True])
-def test_listening_rewards_hear_their_clips_wherever_they_run(overlap, early):
+def test_listening_rewards_hear_their_clips_wherever_they_run(overlap):
     levels = torch.tensor([0.1, 0.4, 0.2, 0.8, 0.3])
     listening = RewardSpec(name=f"{__name__}:hears_a_level", overlap=overlap, batch_size=2)
     specs = [toy("mean_level", overlap=True), listening]
     composite, sound = CompositeReward(specs), Sound(levels.view(5, 1, 1).expand(5, 2, 80), 16_000)
-    with composite.early(FPS) as begun:
-        begun.add(clips(), PROMPTS, [{}] * 5)
-        scores, report = composite.score(clips(), PROMPTS, FPS, early=begun if early else None, sound=sound)
+    scores, report = composite.score(clips(), PROMPTS, FPS, sound=sound)
     assert not report.failures
     torch.testing.assert_close(scores.parts["hears_a_level"], levels**2)
     assert composite.hears
@@ -135,59 +131,17 @@ def test_listening_rewards_hear_their_clips_wherever_they_run(overlap, early):
         composite.score(clips(), PROMPTS, FPS)
 
 
-ROWS = [{"worth": 3.0 * number} for number in range(5)]
-
-
-@pytest.mark.parametrize("pieces", [[0, 5], [0, 1, 2, 5]])
-def test_pieces_give_what_the_whole_gives(pieces: list[int]) -> None:
-    specs = [
-        toy("mean_level", overlap=True),
-        toy("as_list", options={"offset": 0.5}, weights={"length": 3.0}),
-        toy("raises_on_bad", overlap=True, metric_only=True),
-        toy("with_reasons", overlap=True, metric_only=True, batch_size=2),
-        toy("worth", overlap=True, metric_only=True),
-    ]
+def test_remarks_of_batches_name_their_clips() -> None:
     prompts = ["one", "two", "three bad", "four", "five"]
-    expected, plain = CompositeReward(specs).score(clips(), prompts, FPS, ROWS)
-    composite = CompositeReward(specs)
-    with composite.early(FPS) as early:
-        for start, end in itertools.pairwise(pieces):
-            early.add(clips()[start:end], prompts[start:end], ROWS[start:end])
-        scores, report = composite.score(clips(), prompts, FPS, ROWS, early)
-    torch.testing.assert_close(scores.total, expected.total)
-    assert list(scores.parts) == list(expected.parts)
-    for part, value in scores.parts.items():
-        if part != "raises_on_bad":  # which fails with all clips of a call
-            assert torch.equal(value, expected.parts[part])
-    assert scores.parts["worth"].tolist() == [row["worth"] for row in ROWS]
-    failed = [[(one.reward, one.index, one.prompt) for one in told.failures] for told in (report, plain)]
-    assert failed[0] == failed[1]
-    assert [(one.index, one.prompt, one.reason) for one in report.remarks] == [
-        (index, prompts[index], f"because of {prompts[index]}") for index in (0, 2, 3, 4)
-    ]
-    assert report.remarks == plain.remarks
-
-
-def test_those_begin_early_that_overlap_and_share_neither_groups_nor_the_policys_device() -> None:
-    specs = [
-        toy("mean_level"),
-        toy("as_list", weights={"length": 1.0}, overlap=True),
-        toy("ranked", overlap=True, options={"takes": "group"}),
-        toy("in_place", label="here", overlap=True),
-        toy("worth", label="elsewhere", overlap=True, device="cpu"),
-    ]
-    weighty = dict.fromkeys((specs[3].name, specs[4].name), toy_rewards.Movable())
-    with CompositeReward(specs, objects=weighty).early(FPS) as early:
-        early.add(clips(), PROMPTS, [{}] * 5)
-        assert list(early.outcomes()) == ["as_list", "elsewhere"]
+    report = CompositeReward([toy("with_reasons", batch_size=2)]).score(clips(), prompts, FPS)[1]
+    found = [(one.index, one.prompt, one.reason) for one in report.remarks]
+    assert found == [(index, prompts[index], f"because of {prompts[index]}") for index in (0, 2, 3, 4)]
 
 
 def test_no_clips_at_all() -> None:
     """More ranks than micro-batches: one of them has nothing to hand on, and still answers with every part."""
     composite = CompositeReward([toy("mean_level", overlap=True), toy("as_list", weights={"length": 3.0})])
-    with composite.early(FPS) as early:
-        assert not early.outcomes()
-        scores, report = composite.score(clips()[:0], [], FPS, early=early)
+    scores, report = composite.score(clips()[:0], [], FPS)
     assert {name: len(part) for name, part in scores.parts.items()} == dict.fromkeys(composite.names, 0)
     assert (len(scores.total), len(report.failures)) == (0, 0)
 

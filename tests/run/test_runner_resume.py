@@ -23,10 +23,11 @@ from sage_grpo.distributed import checkpoint
 from sage_grpo.distributed.checkpoint import CheckpointError
 from sage_grpo.distributed.world import World
 from sage_grpo.models.spec import LoraSpec
-from sage_grpo.objectives.trust_region import KlCoefficient, TrustRegion
+from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.run.session import run as train
 from sage_grpo.training.config import AnchorConfig, DataConfig, KeepConfig, LogConfig, OptimizerConfig, TrainConfig
 from sage_grpo.training.events import Hooks, IterationEvent
+from sage_grpo.training.kl_coefficient import KlCoefficient
 from trainer_helpers import assert_same_run, interrupt, rows
 
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from double import CLOSE
-from sage_grpo.objectives.trust_region import KlCoefficient, TrustRegion
+from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import AnchorConfig, BatchConfig, OptimizerConfig, UpdateConfig
+from sage_grpo.training.kl_coefficient import KlCoefficient
 from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.loss import Diverged
 from sage_grpo.training.optim import SLACK

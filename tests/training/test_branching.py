@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from double import CLOSE
-from sage_grpo.objectives.trust_region import KlCoefficient, TrustRegion
+from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import BatchConfig, OptimizerConfig, SurrogateConfig, UpdateConfig
+from sage_grpo.training.kl_coefficient import KlCoefficient
 from trainer_helpers import assert_alike, plan_of, watch_gradients
 
 ETA = {"flow": 0.7, "dance": 0.4, "sage": 0.5, "cps": 0.5, "sage_exact": math.sqrt(2)}

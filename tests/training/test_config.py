@@ -19,7 +19,7 @@ DRAWN = "--rollout.window.kind drawn"
 CASES = [
     ("--evaluate.early [4]", "early 4 is never reached"),
     (f"{SIGMAS} --evaluate.early [3] --surrogate.kind kl_mask --surrogate.centred true", ""),
-    (f"{DRAWN} --rollout.after_fraction 0.4 --data.eval_prompts starter_eval", ""),
+    (f"{DRAWN} --rollout.after_steps 4 --data.eval_prompts starter_eval", ""),
     (f"{SIGMAS} --rollout.steps 4", "does not go with rollout.steps 4"),
     (f"{SIGMAS} --evaluate.steps 4", "does not go with evaluate.steps 4"),
     (f"{SIGMAS} --rollout.shift 2", "does not go with rollout.shift 2"),
@@ -31,8 +31,7 @@ CASES = [
     ("--update.deal clips --update.updates_per_rollout 9", "8 trained clips are too few"),
     ("--update.deal clips --update.repeat true", "does not go with update.repeat true"),
     ("--surrogate.kind kl_mask --surrogate.centred scaled", "kl_mask has none of"),
-    ("--rollout.after_fraction 0.4", "rollout.after_fraction needs a window"),
-    (f"{DRAWN} --rollout.after_fraction 0.4 --rollout.after_steps 3", "set the same thing twice"),
+    ("--rollout.after_steps 4", "rollout.after_steps needs a window"),
     ("--rollout.before_steps 2", "rollout.before_steps needs a window"),
     ("--rollout.ray.workers 3", "set rollout.on ray"),
     ("--rollout.on ray", "model.lora null"),

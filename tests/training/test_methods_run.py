@@ -13,11 +13,11 @@ from PIL import Image
 import tiny
 from sage_grpo import recipes
 from sage_grpo.models.spec import LoraSpec
-from sage_grpo.objectives.trust_region import KlCoefficient
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.samplers.kernels import Flow, KernelSpec
 from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import BatchConfig, DataConfig, EvalConfig, OptimizerConfig, UpdateConfig
+from sage_grpo.training.kl_coefficient import KlCoefficient
 from trainer_helpers import assert_resumes_to_the_bit, of_method, plan_of, same, weights_of
 from trainer_zoo import toy
 

@@ -20,7 +20,7 @@ from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import BatchConfig, OptimizerConfig, RolloutConfig, TrainConfig, UpdateConfig
 from sage_grpo.training.lockstep import Lockstep
-from sage_grpo.training.planner import Planner, _listed, foresee
+from sage_grpo.training.planner import Planner, foresee
 from trainer_helpers import plan_of
 
 PROMPTS = [Prompt(text) for text in ("a", "b", "c", "d")]
@@ -97,7 +97,6 @@ def test_ranks_run_the_same_expert_at_every_turn(kind: str, trained_fraction: fl
         for update in range(plan.updates):
             turns = [Lockstep(plan).replays(rank, update) for rank in range(3)]
             assert len({tuple(one.network for one in row) for row in turns}) == 1
-            assert [len(row) for row in turns] == [Lockstep(plan).rounds[update]] * 3
             for rank, row in enumerate(turns):
                 own = plan.replays(rank, update)
                 assert sorted(map(repr, own)) == sorted(repr(one.replay) for one in row if one.counts)
@@ -279,8 +278,6 @@ def test_what_is_drawn_goes_by_the_seed_and_the_iteration_and_is_drawn_again_ali
     ("fields", "before", "after"),
     [
         ({}, 2, 3),
-        ({"after_fraction": 0.01}, 2, 1),
-        ({"after_fraction": 0.5}, 2, 2),
         ({"before_steps": 1}, 1, 3),
         ({"before_steps": 4, "after_steps": 5}, 4, 5),
     ],
@@ -342,7 +339,9 @@ def test_only_steps_of_the_trained_network_are_trained_and_steps_have_their_equa
         assert products == pytest.approx([products[0]] * 5)
     plain = replace(planner.config, surrogate=replace(surrogate, equalize=False))
     assert set(replace(planner, config=plain).plan(0, PROMPTS).equalizer.values()) == {1.0}
-    with pytest.raises(ValueError, match=r"window\.at names step 9, but with rollout\.steps 6 it may be 0 to 4:"):
+    with pytest.raises(
+        ValueError, match=r"window\.at names step 9, but with rollout\.steps 6 it may be 0, 1, 2, 3, 4:"
+    ):
         planner_of(make_config, window=Window(kind="drawn", at=[9])).check()
     assert planner_of(make_config, window=Window(kind="drawn", length=2)).candidates() == [0, 1, 2, 3, 4]
     drawn = planner_of(make_config, window=Window(kind="drawn"), update=ONCE)
@@ -358,4 +357,3 @@ def test_only_steps_of_the_trained_network_are_trained_and_steps_have_their_equa
     levels = replace(planner, config=without_sde(planner.config, kind="nft", levels=7))
     with pytest.raises(ValueError, match=r"objective.levels is 7, but the trained network runs at 6 step"):
         levels.check()
-    assert [_listed(steps) for steps in ([], [3], [3, 4, 5], [3, 5])] == ["none", "3", "3 to 5", "3, 5"]

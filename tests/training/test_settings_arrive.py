@@ -34,7 +34,7 @@ from sage_grpo.training.evaluate import Evaluation
 from sage_grpo.training.inputs import build
 from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.loss import Diverged, UpdateSums, summarize
-from sage_grpo.training.scoring import Scores, describe
+from sage_grpo.training.scoring import Scores, summary
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.types import Conditioning
 from trainer_helpers import plan_of, resume, same, weights_of
@@ -107,9 +107,8 @@ def family(monkeypatch: pytest.MonkeyPatch):
 def run_up_to_scores(trainer: Trainer):
     plan = plan_of(trainer)
     rollout = trainer.sample(plan)
-    with trainer.reward.early(trainer.model.video.fps) as early:
-        videos = trainer.engine.decode(rollout, early, plan.prompts)
-        return plan, rollout, trainer.engine.gather(trainer.engine.score(videos, plan, early))
+    videos = trainer.engine.decode(rollout)
+    return plan, rollout, trainer.engine.gather(trainer.engine.score(videos, plan))
 
 
 # Rollouts -----------------------------------------------------------------------------------------------------------
@@ -340,7 +339,14 @@ def test_a_gradient_that_breaks_inside_the_network_names_its_update(make_config,
 
 def test_spread_and_shares_are_made_of_their_sums() -> None:
     tally = UpdateSums()
-    sums = {"ratio/mean": 0.03, "ratio/square": 0.0025, "gradient/policy": 9.0, "gradient/kl": 16.0}
+    sums = {
+        "ratio/mean": 0.03,
+        "ratio/square": 0.0025,
+        "gradient/policy": 9.0,
+        "gradient/kl": 16.0,
+        "loss/policy": 0.0,
+        "loss/kl": 0.0,
+    }
     tally.sums |= {name: torch.tensor(value, dtype=torch.float64) for name, value in sums.items()}
     metrics = summarize(tally, World(), [])
     found = [metrics[name] for name in ("ratio/mean", "ratio/std", "gradient/kl_share")]
@@ -351,7 +357,7 @@ def test_the_spread_of_rewards_is_that_of_the_valid_ones() -> None:
     total = torch.tensor([0.0, 2.0, math.nan, 4.0, 1.0, 1.0, 1.0, 5.0])
     groups = torch.tensor([0] * 4 + [1] * 4)
     scored = Scores(groups, torch.arange(8) % 4, total, {"bright": total}, {"bright": 1})
-    metrics = describe(scored, torch.tensor([1.0, -3.0] * 4), {})
+    metrics = summary(scored, torch.tensor([1.0, -3.0] * 4), {})
     assert metrics["reward/total"] == metrics["reward/bright"] == 2.0
     assert metrics["reward/std"] == pytest.approx(math.sqrt((4 + 0 + 4 + 1 + 1 + 1 + 9) / 7))
     assert metrics["reward/group_std"] == pytest.approx((math.sqrt(8 / 3) + math.sqrt(3)) / 2)

@@ -116,7 +116,7 @@ def test_the_largest_ratio_is_that_of_all_ranks(own: float, others: float) -> No
     """Sums are added up, it is not; nor is it the last item's."""
     tally = UpdateSums()
     tally.largest_log_ratio = torch.tensor(own, dtype=torch.float64)
-    for name in ("ratio/mean", "ratio/square", "gradient/policy", "gradient/kl"):
+    for name in ("ratio/mean", "ratio/square", "gradient/policy", "gradient/kl", "loss/policy", "loss/kl"):
         tally.sums[name] += 0.0
     two = {
         "sum": lambda values: values * 2,

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from double import CLOSE
-from sage_grpo.objectives.trust_region import KlCoefficient, TrustRegion
+from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.noise import keyed_noise
 from sage_grpo.training.config import AnchorConfig, BatchConfig, OptimizerConfig, SurrogateConfig, UpdateConfig
+from sage_grpo.training.kl_coefficient import KlCoefficient
 from sage_grpo.types import Conditioning
 from trainer_helpers import assert_alike, steps_of, watch_updates
 from trainer_toys import bright

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from wiring_table import ELSEWHERE, ROWS, changed
 
-from sage_grpo.objectives.trust_region import KlCoefficient
 from sage_grpo.rewards.member import RewardFailure
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.session import assemble
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import build
+from sage_grpo.training.kl_coefficient import KlCoefficient
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.utils.video import write_mp4
 from trainer_helpers import weights_of

@@ -73,7 +73,6 @@ RUN = {
     "rollout.solver": Row("ab2", "rollout", base={**WINDOW, "rollout.window.start": 2}),
     "rollout.before_steps": Row(2, "rollout", base=WINDOW),
     "rollout.after_steps": Row(1, "rollout", base=WINDOW),
-    "rollout.after_fraction": Row(0.5, "rollout", base=WINDOW),
     "rollout.window.at": Row([1], "rollout", base=DRAWN),
     "rollout.window.weights": Row([1.0, 50.0, 1.0], "rollout", base={**DRAWN, "rollout.window.at": [0, 1, 2]}),
     "rollout.storage": Row("bfloat16", "rollout"),

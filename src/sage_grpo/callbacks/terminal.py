@@ -9,6 +9,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import IO, Any, cast
 
 from rich.console import Console
@@ -17,7 +18,6 @@ from rich.table import Table
 
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.plan import Plan
-from sage_grpo.training.planner import described
 from sage_grpo.utils.safe_io import printable
 from sage_grpo.utils.text import fixed, lines_on_the_way, minutes, percent
 
@@ -82,17 +82,21 @@ def outliving_output() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
+@dataclass(kw_only=True, eq=False)
 class Terminal:
     """Prints a line per iteration, and on a terminal a bar for the run and one for the phase."""
 
-    def __init__(self, *, enabled: bool, progress: bool, total: int) -> None:
+    enabled: bool
+    progress: bool
+    total: int
+
+    def __post_init__(self) -> None:
         in_thread = threading.current_thread() is not threading.main_thread()  # see `outliving_output`
         file = cast(IO[str], Outlet(sys.stdout)) if in_thread else None
-        self.console = Console(quiet=not enabled, highlight=False, file=file)
-        self.total = total
+        self.console = Console(quiet=not self.enabled, highlight=False, file=file)
         self._seconds: deque[float] = deque(maxlen=10)
         self._evaluating = lines_on_the_way("evaluation", self.say)
-        live = enabled and progress and Outlet(sys.stdout).isatty()
+        live = self.enabled and self.progress and Outlet(sys.stdout).isatty()
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -102,7 +106,7 @@ class Terminal:
             console=self.console,
             disable=not live,
         )
-        self._run = self._progress.add_task("run", total=total, note="")
+        self._run = self._progress.add_task("run", total=self.total, note="")
         self._phase = self._progress.add_task("", total=1, note="")
 
     def __enter__(self) -> Terminal:
@@ -192,9 +196,8 @@ def plan_table(
     trained = " + ".join(str(len(steps)) for steps in group.trained)
     shared = ", what a group shares runs once" if group.shared else ""
     rounds = max(len(plan.batches(rank)) for rank in range(ranks))
-    chosen = f"; {described(config)}" if described(config) else ""
     weights = "all weights" if model.lora is None else f"a LoRA of rank {model.lora.rank}"
-    sampled = f"{batch.prompts} prompts x {plan.group_size} = {clips} clips per iteration{chosen}"
+    sampled = f"{batch.prompts} prompts x {plan.group_size} = {clips} clips per iteration{plan.selection}"
     rows = {
         "model": model.path or "shapes (comes with the package)",
         "device": f"{device}, computes in {model.dtype}",

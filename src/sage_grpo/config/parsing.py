@@ -39,6 +39,7 @@ GONE: dict[str, tuple[Any, str]] = {
     "rollout.cheap.attention": (None, _UNMEASURED),
     "rollout.window.stride": (1, "sliding windows move by one step"),
     "log.trackio": (None, "a class in log.sinks logs wherever you like, docs/extending.md"),
+    "rollout.after_fraction": (1.0, "rollout.after_steps names the number of steps that stay"),
     "rollout.window.branches": (1, "a prompt draws one window; take more prompts"),
     "objective.frames": (None, "the whole clip is decoded"),
     "optimizer.max_lr_factor": (1.0, "the rate never exceeds optimizer.lr"),

@@ -103,10 +103,10 @@ def ranged(kind: type[T]) -> type[T]:
     return kind
 
 
-def refuse(subject: str, reasons: Mapping[str, bool]) -> None:
-    """Raise a ValueError with the reasons that hold why `subject` does not go with the rest of a configuration."""
+def refuse(reasons: Mapping[str, bool], subject: str = "") -> None:
+    """Raise a ValueError with the reasons that hold: sentences, or why `subject` does not go with the rest of a configuration."""
     if wrong := [reason for reason, holds in reasons.items() if holds]:
-        raise ValueError(f"{subject} does not go with {'; nor with '.join(wrong)}.")
+        raise ValueError(f"{subject} does not go with {'; nor with '.join(wrong)}." if subject else "\n".join(wrong))
 
 
 def faults(kind: type, values: Any, prefix: str = "") -> Iterator[str]:

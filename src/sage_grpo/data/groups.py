@@ -11,6 +11,36 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from typing import Annotated
+
+from sage_grpo.config.metadata import Speed
+from sage_grpo.config.ranges import Count, Range, checked
+
+
+@checked
+class BatchConfig:
+    """Rollouts per iteration."""
+
+    prompts: Count = 16
+    """Prompts per iteration."""
+    group_size: Annotated[int, Range(2)] = 4
+    """Clips per prompt; advantages are relative to this group."""
+    micro_batch: Speed[Count] = 1
+    """Clips per network pass, in rollouts and updates; changes memory and speed only."""
+    trained_fraction: Annotated[float, Range(0, 1, open_below=True)] = 1.0
+    """Share of each group that is trained: its best and worst clips, half each (sft: the best)."""
+
+    @property
+    def trained(self) -> int:
+        return min(self.group_size, max(2, round(self.trained_fraction * self.group_size)))
+
+    @property
+    def pairs(self) -> int:
+        return max(1, self.trained // 2)
+
+    @property
+    def best(self) -> int:
+        return max(1, round(self.trained_fraction * self.group_size))
 
 
 @dataclass(frozen=True)

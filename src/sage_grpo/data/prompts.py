@@ -214,15 +214,15 @@ def too_few(asked: int, count: int, option: str = "evaluate.prompts") -> str:
     return f"{option} asks for {asked} prompts to evaluate on, but there are only {count}: every evaluation uses those {count}."
 
 
+@dataclass(eq=False)
 class PromptStream:
     """Endless prompts, shuffled anew every epoch by (seed, epoch); `position` is its only state."""
 
-    def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
-        self.prompts = list(prompts)
-        self.seed = seed
-        self.position = 0
-        self._epoch: int | None = None
-        self._order: list[int] = []
+    prompts: Sequence[Prompt]
+    seed: int
+    position: int = 0
+    _epoch: int | None = None
+    _order: list[int] = field(default_factory=list)
 
     def take(self, count: int) -> list[Prompt]:
         """Take the next prompts, also across the end of an epoch."""

@@ -81,7 +81,7 @@ def sample(
     options: GenerateSpec, model: VelocityModel, clips: Sequence[ClipRequest]
 ) -> Iterator[tuple[Sequence[ClipRequest], Tensor, Sound | None]]:
     from sage_grpo.models.base import sound_of
-    from sage_grpo.training.inputs import conditions_of
+    from sage_grpo.models.policy import conditions_of
 
     conditions = conditions_of(model, [clip.prompt for clip in clips])
     model.unload_text()

@@ -23,8 +23,7 @@ Progress = Callable[[int, int], None]  # called with (done, total)
 
 @runtime_checkable
 class VelocityModel(Protocol):
-    """A flow-matching video generator: encodes prompts, predicts velocities, decodes latents, saves its weights. Properties are only read, so
-    attributes will do, also of a narrower type. No base class is needed."""
+    """A flow-matching video generator. Properties are only read, so attributes will do, also of a narrower type. No base class is needed."""
 
     @property
     def spec(self) -> Any:
@@ -148,8 +147,7 @@ class Abilities:
     solver: Callable[[int, float | None], Solver] | None = None
     """(number of steps, shift) to the checkpoint's own solver, fresh for one sampling."""
     pixels: Callable[[Tensor, Sequence[int] | None], Tensor] | None = None
-    """(latents, or some neighboring frames of them; frames) to float clips B x F x H x W x 3 in [0, 255] with a graph; `decode` rounds them.
-    Only `frames`, in order, need be right; None is all."""
+    """(latents, frames) to float clips B x F x H x W x 3 in [0, 255] with a graph, right in these frames (None: all); `decode` rounds them."""
     sound: Callable[[Tensor], Sound] | None = None
     """Latents to the sound of their clips."""
     encoder: ClipEncoder | None = None

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from sage_grpo.data.prompts import Prompt
 from sage_grpo.models import ModelError, no_numbers
 from sage_grpo.models.base import Progress, VelocityModel, abilities
 from sage_grpo.samplers.kernels import Kernel, Ode
@@ -16,6 +17,7 @@ from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.solvers import GridSolver, Solver, SolverName
 from sage_grpo.samplers.transition import Gaussian, Transition
 from sage_grpo.types import Conditioning
+from sage_grpo.utils.video import read_pictures
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,14 @@ def build_solver(model: VelocityModel, name: SolverName, num_steps: int, shift: 
             '`solver(num_steps, shift)`. Use solver "euler".'
         )
     return solver(num_steps, shift)
+
+
+def pictures_of(prompt: Prompt) -> Tensor | None:
+    return read_pictures(prompt.image, prompt.last_image)
+
+
+def conditions_of(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Conditioning]:
+    return model.encode([prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts])
 
 
 @torch.no_grad()

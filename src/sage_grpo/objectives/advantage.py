@@ -8,7 +8,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sage_grpo.config.ranges import Positive, checked
+
 Scale = Literal["group", "global", "none"]
+
+
+@checked
+class AdvantageConfig:
+    """Advantages from rewards."""
+
+    scale: Scale = "group"
+    """Divide by the standard deviation of the group, of all groups together (global), or of none."""
+    decoupled: bool = False
+    """Normalize each reward in its group before summing (GDPO)."""
+    clip: Positive | None = 5.0
+    """Largest absolute advantage; None is no limit."""
 
 
 def group_advantage(
@@ -25,7 +39,16 @@ def group_advantage(
     Rollouts that are not valid, or whose reward is not finite, count in no statistic and get advantage 0. `scale` divides by the
     group's std, by that of the raw rewards of all groups together (global), or not at all.
     """
-    r, index, ok, count = _prepare(rewards, groups, valid)
+    ids, index = torch.unique(groups, return_inverse=True)
+    ok = torch.isfinite(rewards) if valid is None else torch.isfinite(rewards) & valid.bool()
+    if not bool(ok.any()):
+        raise ValueError(
+            f"None of the {len(rewards)} rewards is valid and finite, so there is nothing to learn from. "
+            "Look at the reward's error message; a failed reward is masked, never scored 0."
+        )
+    count = _group_sum(ok.to(torch.float64), index, len(ids))
+    # float64: the mean of equal float32 values is then exact, so a group without spread gives exactly 0.
+    r = torch.where(ok, rewards.to(torch.float64), 0.0)
     mean = _group_sum(r, index, len(count)) / count.clamp(min=1)
     centred = torch.where(ok, r - mean[index], 0.0)
     variance = _group_sum(centred.square(), index, len(count)) / count.clamp(min=1)
@@ -61,20 +84,6 @@ def decoupled_advantage(
     total = torch.stack(terms).sum(0)  # 0 where masked, and its mean over the batch is 0
     total = total / ((total.square().sum() / ok.sum()).sqrt() + eps)
     return total if clip is None else total.clamp(-clip, clip)
-
-
-def _prepare(rewards: Tensor, groups: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """float64 rewards (0 where masked), dense group index, mask and valid count per group."""
-    ids, index = torch.unique(groups, return_inverse=True)
-    ok = torch.isfinite(rewards) if valid is None else torch.isfinite(rewards) & valid.bool()
-    if not bool(ok.any()):
-        raise ValueError(
-            f"None of the {len(rewards)} rewards is valid and finite, so there is nothing to learn from. "
-            "Look at the reward's error message; a failed reward is masked, never scored 0."
-        )
-    count = _group_sum(ok.to(torch.float64), index, len(ids))
-    # float64: the mean of equal float32 values is then exact, so a group without spread gives exactly 0.
-    return torch.where(ok, rewards.to(torch.float64), 0.0), index, ok, count
 
 
 def _group_sum(values: Tensor, index: Tensor, num_groups: int) -> Tensor:

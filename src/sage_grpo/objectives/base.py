@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sage_grpo.config.ranges import refuse
+from sage_grpo.data.groups import BatchConfig
 from sage_grpo.objectives.advantage import best_and_worst
 from sage_grpo.objectives.options import ObjectiveSpec, SurrogateConfig
 from sage_grpo.samplers.kernels import Kernel, Sigma
@@ -57,7 +58,8 @@ class ReplayedStep:
     """Of the policy that is trained, with a graph."""
     velocity_old: Tensor
     """Of the rollout's policy, or of a lagging old policy; the detached `velocity` where neither was kept."""
-    velocity_reference: Tensor | None
+    velocity_reference: Tensor
+    """Of the reference; the detached `velocity` where the policy equals it, or where there is none."""
     x_next: Tensor
     """State after the step; at a fresh noise level the target velocity eps - x0."""
     log_prob: Tensor
@@ -95,8 +97,7 @@ class NoiseLevels:
 
 
 FIRST, LAST = 1, 0.9
-"""Bounds of objective.draw strata: the first step that is learned, and the share of the schedule after which none is
-(int(0.9 N), as the authors of AWM count)."""
+"""Bounds of objective.draw strata: the first step that is learned, and the share of the schedule after which none is (AWM's int(0.9 N))."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +115,8 @@ class VelocityLaw:
         return Transition(a=torch.zeros_like(one), b=one, std=(2.0 * one).rsqrt())
 
 
-RunOptions: TypeAlias = Any
+Options: TypeAlias = Any
 """The configuration of a run, a TrainConfig, which imports this room."""
-BatchOptions: TypeAlias = Any
-"""Its numbers of clips (`batch`): how many of a group are trained, as single clips, as pairs, as the best."""
 
 
 @dataclass(frozen=True)
@@ -135,12 +134,8 @@ class Objective:
     """True if it learns from the gradient of the reward at the clip."""
     given_clips: ClassVar[int] = 0
     """Clips of a row of data.clips that it can learn from in place of a rollout; 0 if it cannot."""
-    needs_old_policy: ClassVar[bool] = False
-    """True if it learns from the difference to an old policy, and becomes another method where that is the policy itself."""
     in_pairs: ClassVar[bool] = False
-    """True if clips are learned in pairs, each against its partner."""
-    reference_passes: ClassVar[int] = 1
-    """Passes without gradient of an update whose policy is not its reference."""
+    """True if clips are learned in pairs: a loss depends on the error of the partner, maybe on another rank, which takes a further pass."""
     lags: ClassVar[bool] = False
     """True if its old policy differs from the newest weights between iterations."""
 
@@ -165,8 +160,7 @@ class Objective:
         return self.surrogate.clip_scale / math.sqrt(dims) if given is None else given
 
     def scale(self, dims: int) -> float:
-        """sqrt(D), the factor on the loss: the gradient of a mean over D dimensions shrinks as 1 / sqrt(D). With it learning rate, AdamW's
-        epsilon and the clipping norm mean the same at any resolution."""
+        """sqrt(D), the factor on the loss: with it learning rate, AdamW's epsilon and the clipping norm mean the same at any resolution."""
         return math.sqrt(dims)
 
     def targets(self, grid: Schedule, trains: Callable[[float], bool], draw: Random) -> NoiseLevels:
@@ -177,15 +171,9 @@ class Objective:
         """The order in which the one update of a rollout trains its levels; None deals them out to the updates."""
         return None
 
-    def choose(self, advantages: Sequence[float], valid: Sequence[bool], batch: BatchOptions) -> list[tuple[int, ...]]:
+    def choose(self, advantages: Sequence[float], valid: Sequence[bool], batch: BatchConfig) -> list[tuple[int, ...]]:
         """Trained units of a group, as places: clips, or pairs of clips, the better one first, which stay in one update."""
         return [(place,) for place in best_and_worst(advantages, valid, batch.trained)]
-
-    def choice(self, batch: BatchOptions) -> str:
-        """A description of `choose`; empty if it takes all clips."""
-        if batch.trained >= batch.group_size:
-            return ""
-        return f"the best and the worst {batch.trained} of {batch.group_size} are trained"
 
     def old_passes(self, updates: int) -> list[bool]:
         """A flag per update of a rollout, True where it runs the old policy."""
@@ -203,12 +191,12 @@ class Objective:
         """Remarks on likely mistakes, for a run with so many updates per rollout."""
         return []
 
-    def refusals(self, config: RunOptions) -> dict[str, bool]:
+    def refusals(self, config: Options) -> dict[str, bool]:
         """Reasons not to run with this configuration, each with its remedy, and whether it holds."""
         return {}
 
-    def check(self, config: RunOptions) -> None:
-        refuse(f"objective.kind {self.spec.kind}", self.refusals(config))
+    def check(self, config: Options) -> None:
+        refuse(self.refusals(config), f"objective.kind {self.spec.kind}")
 
 
 @dataclass(frozen=True)
@@ -217,7 +205,7 @@ class OdeObjective(Objective):
 
     samples: ClassVar[Literal["sde", "ode"]] = "ode"
 
-    def refusals(self, config: RunOptions) -> dict[str, bool]:
+    def refusals(self, config: Options) -> dict[str, bool]:
         rollout, update, spec = config.rollout, config.update, self.spec
         return {
             f"kernel.name {config.kernel.name}: it samples with the ODE, set ode": config.kernel.name != "ode",
@@ -229,7 +217,7 @@ class OdeObjective(Objective):
             ),
             "optimizer.target_kl or max_kl: no path with noise has a KL, leave them out": config.optimizer.measures_kl,
             f"objective.levels {spec.levels} for {update.updates_per_rollout} updates: each needs one, or update.repeat": (
-                spec.levels < update.updates_per_rollout and not update.repeat and update.deal == "steps"
+                spec.levels < update.updates_per_rollout and update.deals_steps
             ),
             f"rollout.staleness {rollout.staleness}: it learns without the log-probability of the policy that sampled, by which old clips are "
             "weighed; set 0, or use an objective that explores (branch, sage)": rollout.staleness > 0,

@@ -1,16 +1,14 @@
-"""Matching of clips that are noised again: DiffusionNFT's positive and negative velocities (arXiv 2509.16117), and advantage-weighted matching
-(arXiv 2509.25050)."""
+"""Matching of clips that are noised again: DiffusionNFT (arXiv 2509.16117), and advantage-weighted matching (arXiv 2509.25050)."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
-from sage_grpo.objectives.base import LossTerms, NoisedClips, ReplayedStep, RunOptions, without_ratio
-from sage_grpo.objectives.options import Weighting
+from sage_grpo.objectives.base import LossTerms, NoisedClips, Options, ReplayedStep, without_ratio
+from sage_grpo.objectives.options import ObjectiveSpec, Weighting
 from sage_grpo.objectives.policy_gradient import surrogate_loss
 from sage_grpo.samplers.transition import Gaussian
 
@@ -35,8 +33,6 @@ class Matching(NoisedClips):
 class Nft(Matching):
     """DiffusionNFT: toward the good clips and away from the bad ones."""
 
-    needs_old_policy: ClassVar[bool] = True
-
     def remarks(self, updates: int) -> list[str]:
         if any(self.old_passes(updates)):
             return []
@@ -47,18 +43,8 @@ class Nft(Matching):
         ]
 
     def loss(self, step: ReplayedStep) -> LossTerms:
-        spec = self.spec
-        r = optimality(step.advantage, saturation=spec.saturation)
-        return nft_loss(
-            step.velocity,
-            step.velocity_old,
-            step.x_next,
-            r,
-            beta=spec.beta,
-            sigma=step.sigma,
-            weight=spec.weight,
-            saturation=spec.saturation,
-        )
+        r = optimality(step.advantage, saturation=self.spec.saturation)
+        return nft_loss(self.spec, step.velocity, step.velocity_old, step.x_next, r, sigma=step.sigma)
 
 
 @dataclass(frozen=True)
@@ -68,7 +54,7 @@ class Awm(Matching):
     def loss(self, step: ReplayedStep) -> LossTerms:
         return surrogate_loss(self.surrogate, step, self.clip_range(step.dims))
 
-    def refusals(self, config: RunOptions) -> dict[str, bool]:
+    def refusals(self, config: Options) -> dict[str, bool]:
         updates = config.update.updates_per_rollout
         return super().refusals(config) | {
             f"objective.old_samples false and {updates} updates: the ratio would need the rollout's weights as well, "
@@ -90,24 +76,15 @@ def optimality(advantage: Tensor, *, saturation: float = 1.0) -> Tensor:
     return 0.5 + 0.5 * (advantage / saturation).clamp(-1.0, 1.0)
 
 
-def nft_loss(
-    v: Tensor,
-    v_old: Tensor,
-    target: Tensor,
-    r: Tensor,
-    *,
-    beta: float,
-    sigma: float,
-    weight: Weighting = "uniform",
-    saturation: float,
-) -> LossTerms:
+def nft_loss(spec: ObjectiveSpec, v: Tensor, v_old: Tensor, target: Tensor, r: Tensor, *, sigma: float) -> LossTerms:
     """s (r w+ |v+ - u|^2 + (1 - r) w- |v- - u|^2) / beta, a mean over dimensions, with v+ = (1 - beta) v_old + beta v and v- = (1 + beta) v_old -
     beta v; u = eps - x0 is the target, s the saturation of r. The factor s / beta makes the learning rate mean the same for every beta and s.
     """
+    beta, weight = spec.beta, spec.weight
     positive = (1.0 - beta) * v_old + beta * v - target
     negative = (1.0 + beta) * v_old - beta * v - target
     loss = (r * _error(positive, sigma, weight) + (1.0 - r) * _error(negative, sigma, weight)) / beta
-    return without_ratio(saturation * loss)
+    return without_ratio(spec.saturation * loss)
 
 
 def _error(difference: Tensor, sigma: float, weight: Weighting) -> Tensor:

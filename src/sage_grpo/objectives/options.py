@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated, Any, Literal, get_args
 
-from sage_grpo.config.ranges import Count, Decay, Natural, Positive, Range, checked
+from sage_grpo.config.ranges import Count, Decay, Natural, Positive, Range, checked, refuse
 from sage_grpo.utils.suggest import did_you_mean
 
 Kind = Literal["surrogate", "nft", "awm", "dpo", "sft", "gradient"]
@@ -20,8 +20,7 @@ class ObjectiveSpec:
     """The training objective (docs/method.md)."""
 
     kind: Kind | str = "surrogate"
-    """surrogate (policy gradient), nft, awm, dpo, sft, gradient (differentiable rewards), or your own as
-    module:Class."""
+    """surrogate (policy gradient), nft, awm, dpo, sft, gradient (of the reward), or your own as module:Class."""
     levels: Count = 4
     """Noise levels trained per clip (nft, awm, dpo, sft), or trained steps per rollout (gradient)."""
     draw: Draw = "schedule"
@@ -71,9 +70,6 @@ class ObjectiveSpec:
                 ours and exact and draw != "last"
             ),
             "objective.predict is part of objective.kind gradient": matching and self.predict is not None,
-            f"objective.weight {weight} weighs errors at noise levels, which objective.kind gradient has none of": (
-                ours and weight != "uniform"
-            ),
             f"objective.weight adaptive is part of nft: {unlike}": weight == "adaptive"
             and kind not in ("surrogate", "nft"),
             f"objective.weight ghuber is part of awm: {unlike}": weight == "ghuber" and kind != "awm",
@@ -86,9 +82,7 @@ class ObjectiveSpec:
                 not self.old_samples and not lags
             ),
         }
-        for reason, found in reasons.items():
-            if found:
-                raise ValueError(f"{reason}.")
+        refuse({f"{reason}.": holds for reason, holds in reasons.items()})
 
 
 @checked

@@ -9,8 +9,9 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn import functional as F
 
+from sage_grpo.data.groups import BatchConfig
 from sage_grpo.objectives.advantage import best_against_worst
-from sage_grpo.objectives.base import BatchOptions, LossTerms, NoisedClips, ReplayedStep, RunOptions, without_ratio
+from sage_grpo.objectives.base import LossTerms, NoisedClips, Options, ReplayedStep, without_ratio
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,8 @@ class Preference(NoisedClips):
     chooses: ClassVar[bool] = True
     given_clips: ClassVar[int] = 2
     in_pairs: ClassVar[bool] = True
-    reference_passes: ClassVar[int] = 2
-    """The reference's, and one of the policy: a clip's loss depends on the error of its partner, which may be on another rank."""
 
     def loss(self, step: ReplayedStep) -> LossTerms:
-        assert step.velocity_reference is not None
         assert step.pair is not None
         excess = self.partner_excess(step.velocity, step.velocity_reference, step.x_next)
         lead = dpo_lead(excess, step.pair.partner_excess.to(excess), step.pair.side.to(excess), beta=self.spec.beta)
@@ -39,13 +37,10 @@ class Preference(NoisedClips):
         the reference does. Written as a product, which is exactly 0 at the reference and loses no digits beside it."""
         return ((velocity - reference) * (velocity + reference - 2.0 * target)).flatten(1).mean(1)
 
-    def choose(self, advantages: Sequence[float], valid: Sequence[bool], batch: BatchOptions) -> list[tuple[int, ...]]:
+    def choose(self, advantages: Sequence[float], valid: Sequence[bool], batch: BatchConfig) -> list[tuple[int, ...]]:
         return [*best_against_worst(advantages, valid, batch.pairs)]
 
-    def choice(self, batch: BatchOptions) -> str:
-        return f"the best {batch.pairs} of {batch.group_size} are preferred to the worst {batch.pairs}"
-
-    def refusals(self, config: RunOptions) -> dict[str, bool]:
+    def refusals(self, config: Options) -> dict[str, bool]:
         region = config.trust_region
         return super().refusals(config) | {
             "surrogate.centred or kl_mask: there is no ratio, leave them out": self.needs_velocity_old,

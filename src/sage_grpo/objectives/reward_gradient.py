@@ -13,8 +13,8 @@ from sage_grpo.objectives.base import (
     LossTerms,
     NoiseLevels,
     OdeObjective,
+    Options,
     ReplayedStep,
-    RunOptions,
     VelocityLaw,
     without_ratio,
 )
@@ -59,7 +59,7 @@ class RewardGradient(OdeObjective):
         """Backward from the clip: an exact gradient of a step needs that of the next."""
         return tuple(reversed(range(levels)))
 
-    def refusals(self, config: RunOptions) -> dict[str, bool]:
+    def refusals(self, config: Options) -> dict[str, bool]:
         solver, updates, mode = config.rollout.solver, config.update.updates_per_rollout, config.trust_region.mode
         return super().refusals(config) | {
             f"rollout.solver {solver}: a gradient is carried over Euler steps, set euler": solver != "euler",

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from sage_grpo.data.groups import BatchConfig
 from sage_grpo.objectives.advantage import best
-from sage_grpo.objectives.base import BatchOptions, LossTerms, NoisedClips, ReplayedStep, RunOptions, without_ratio
+from sage_grpo.objectives.base import LossTerms, NoisedClips, Options, ReplayedStep, without_ratio
 
 
 @dataclass(frozen=True)
@@ -20,13 +21,10 @@ class Supervised(NoisedClips):
     def loss(self, step: ReplayedStep) -> LossTerms:
         return without_ratio((step.velocity - step.x_next).square().flatten(1).mean(1))
 
-    def choose(self, advantages: Sequence[float], valid: Sequence[bool], batch: BatchOptions) -> list[tuple[int, ...]]:
+    def choose(self, advantages: Sequence[float], valid: Sequence[bool], batch: BatchConfig) -> list[tuple[int, ...]]:
         return [(place,) for place in best(advantages, valid, batch.best)]
 
-    def choice(self, batch: BatchOptions) -> str:
-        return f"the best {batch.best} of {batch.group_size} are trained"
-
-    def refusals(self, config: RunOptions) -> dict[str, bool]:
+    def refusals(self, config: Options) -> dict[str, bool]:
         mode = config.trust_region.mode
         return super().refusals(config) | {
             "surrogate.centred or kl_mask: there is no ratio, leave them out": self.needs_velocity_old,

@@ -61,7 +61,7 @@ def over_memory(now: Forecast) -> list[Forecast]:
         return []
     budgets = [*(size for size in SIZES if size < now.hardware.gib), None]
     models = [replace(now.config.model, memory=budget) for budget in budgets]
-    return [replace(now, config=replace(now.config, model=model)) for model in models]
+    return [replace(now, config=replace(now.config, model=model), known=now.architecture) for model in models]
 
 
 def outcome(one: Forecast) -> str:

@@ -18,7 +18,7 @@ from sage_grpo.models.guidance import TOGETHER
 from sage_grpo.models.spec import FAMILIES
 from sage_grpo.plan import formulas
 from sage_grpo.plan.architecture import Architecture
-from sage_grpo.plan.description import RunDescription, describe
+from sage_grpo.plan.description import RunDescription
 from sage_grpo.plan.formulas import COMPUTE, GIB, MASTER, Memory, NetworkShape, RunShape
 from sage_grpo.plan.hardware import Hardware, here
 from sage_grpo.plan.passes import Counts, Guiding, PassCount, PassKind, count, evaluation, kinds, references
@@ -296,8 +296,8 @@ def forecast(
     """The forecast of a run; raises a ValueError where its parts do not go together."""
     config.model.check_budget("cpu" if hardware.is_cpu else "cuda")
     most = config.evaluate.prompts if held_out is None else min(held_out, config.evaluate.prompts)
-    run = describe(config, gpus, architecture)
-    return Forecast(**vars(run), hardware=hardware, held_out=0 if config.held_out is None else most)
+    held_out = 0 if config.held_out is None else most
+    return Forecast(config=config, processes=gpus, known=architecture, hardware=hardware, held_out=held_out)
 
 
 def _bytes(dtype: str) -> int:

@@ -4,7 +4,7 @@ read it from here; `inspect` takes a checkpoint's grid from the same architectur
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.spec import Layout, lay_out
@@ -26,10 +26,48 @@ class RunDescription:
     """A configuration with its model's architecture, on a number of ranks."""
 
     config: TrainConfig
-    architecture: Architecture
-    layout: Layout
-    planner: Planner
-    plans: tuple[Plan, ...]  # plans of the first iteration and of some later ones
+    processes: int = 1
+    known: Architecture | None = None  # the architecture, where it is not that of the configured checkpoint
+
+    def __post_init__(self) -> None:
+        self.plans  # noqa: B018 - raises where parts do not go together
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        return find_architecture(self.config.model) if self.known is None else self.known
+
+    @cached_property
+    def layout(self) -> Layout:
+        layout, model = lay_out(self.config.parallel, self.processes), self.architecture.model
+        if layout.sequence == 1:
+            return layout
+        if abilities(model).split_sequence is None:
+            raise ValueError(f"{self.architecture.family} cannot split a clip over ranks: set parallel.sp to 1.")
+        if model.heads[0] % layout.sequence:
+            raise ValueError(
+                f"parallel.sp is {layout.sequence}, but the network has {model.heads[0]} attention heads: use a divisor of that."
+            )
+        return layout
+
+    @cached_property
+    def planner(self) -> Planner:
+        config, model, ranks = self.config, self.architecture.model, self.layout.data
+        grid = self.architecture.grid(config.rollout.steps, config.rollout.shift)
+        planner = Planner(config, grid, config.kernel.build(grid), model.trains, ranks, cache(network_of(model)))
+        planner.check()
+        return planner
+
+    @cached_property
+    def plans(self) -> tuple[Plan, ...]:
+        """Plans of the first iteration and of some later ones."""
+        config, window, most = self.config, self.config.rollout.window, LOOKED_AT
+        prompts = [Prompt(f"prompt {place}") for place in range(config.batch.prompts)]
+        moves = window.kind in ("random", "sliding")
+        if window.kind == "drawn":
+            moves = len(self.planner.candidates()) > 1
+            most = max(1, min(LOOKED_AT, DRAWS // config.batch.prompts))
+        looked = range(0, config.iterations, max(1, config.iterations // most)) if moves else [0]
+        return tuple(foresee(config, self.planner.plan(iteration, prompts)) for iteration in looked)
 
     @property
     def plan(self) -> Plan:
@@ -54,29 +92,4 @@ class RunDescription:
 
 def describe(config: TrainConfig, processes: int = 1, architecture: Architecture | None = None) -> RunDescription:
     """The description of a run; raises a ValueError where its parts do not go together."""
-    known = find_architecture(config.model) if architecture is None else architecture
-    layout, model = lay_out(config.parallel, processes), known.model
-    if layout.sequence > 1:
-        if abilities(model).split_sequence is None:
-            raise ValueError(f"{known.family} cannot split a clip over ranks: set parallel.sp to 1.")
-        if model.heads[0] % layout.sequence:
-            raise ValueError(
-                f"parallel.sp is {layout.sequence}, but the network has {model.heads[0]} attention heads: use a divisor of that."
-            )
-    grid = known.grid(config.rollout.steps, config.rollout.shift)
-    network = cache(network_of(model))
-    planner = Planner(config, grid, config.kernel.build(grid), trains=model.trains, ranks=layout.data, network=network)
-    planner.check()
-    plans = tuple(_plans(config, planner))
-    return RunDescription(config=config, architecture=known, layout=layout, planner=planner, plans=plans)
-
-
-def _plans(config: TrainConfig, planner: Planner) -> list[Plan]:
-    prompts = [Prompt(f"prompt {place}") for place in range(config.batch.prompts)]
-    window, most = config.rollout.window, LOOKED_AT
-    moves = window.kind in ("random", "sliding")
-    if window.kind == "drawn":
-        moves = len(planner.candidates()) > 1
-        most = max(1, min(LOOKED_AT, DRAWS // config.batch.prompts))
-    looked = range(0, config.iterations, max(1, config.iterations // most)) if moves else [0]
-    return [foresee(config, planner.plan(iteration, prompts)) for iteration in looked]
+    return RunDescription(config=config, processes=processes, known=architecture)

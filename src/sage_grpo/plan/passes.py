@@ -156,7 +156,7 @@ def references(config: TrainConfig, iteration: int, updates: int) -> list[int]:
     done, every = iteration * updates, config.anchor.every if config.trust_region.renews_anchor else None
     anchor = ReferencePolicy({}, every=every)
     anchor.renewed_at = done // every * every if every else 0
-    return [need * objective.reference_passes + first for need, first in zip(anchor.passes(done, updates), old)]
+    return [need * (1 + objective.in_pairs) + first for need, first in zip(anchor.passes(done, updates), old)]
 
 
 def evaluation(

@@ -18,7 +18,6 @@ from sage_grpo.plan.passes import PHASES, PassCount
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.offload import kept
 from sage_grpo.training.plan import Plan
-from sage_grpo.training.planner import described
 from sage_grpo.utils.text import narrow_table
 
 ESTIMATED = "seconds and memory are estimates: operations and bytes are counted on the network without weights, and nothing of this family was measured on a GPU"
@@ -27,7 +26,7 @@ ESTIMATED = "seconds and memory are estimates: operations and bytes are counted 
 def arithmetic(forecast: Forecast) -> dict[str, str]:
     config, plan, layout = forecast.config, forecast.plan, forecast.layout
     batch, schedule = config.batch, plan.groups[0].schedule
-    chosen, clips = described(config), len(plan.groups) * plan.group_size
+    clips = len(plan.groups) * plan.group_size
     own = [sum(len(one.members) for one in plan.batches(rank)) for rank in range(layout.data)]
     spread = f"{own[0]} each" if len(set(own)) == 1 else f"{min(own)} to {max(own)} each"
     grid = f"{layout.replicate} x {layout.shard} data-parallel x {layout.sequence} sequence-parallel"
@@ -35,7 +34,7 @@ def arithmetic(forecast: Forecast) -> dict[str, str]:
     held_out, evaluations = forecast.held_out, len(config.evaluate.points(config.iterations))
     judged = f"{evaluations} evaluations of {held_out} prompts" if held_out else "no evaluation"
     rows = {
-        "clips": f"{batch.prompts} prompts x {batch.group_size} = {clips} per iteration{chosen and f'; {chosen}'}",
+        "clips": f"{batch.prompts} prompts x {batch.group_size} = {clips} per iteration{plan.selection}",
         "ranks": f"{layout.processes} = {grid}; {layout.data} share the clips: {spread}",
         "micro-batches": _micro_batches(plan, batch.micro_batch),
         "steps": f"{schedule.num_steps}, of which {sum(schedule.stochastic)} explore; {trained} trained in {plan.updates} update(s)",

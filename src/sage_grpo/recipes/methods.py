@@ -9,11 +9,12 @@ from dataclasses import replace
 
 from sage_grpo.objectives.advantage import Scale
 from sage_grpo.objectives.options import ObjectiveSpec
-from sage_grpo.objectives.trust_region import KlCoefficient, TrustRegion
+from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.recipes.targets import using
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import AdvantageConfig, SurrogateConfig, TrainConfig
+from sage_grpo.training.kl_coefficient import KlCoefficient
 
 BETA = 500.0
 """Coefficient of dpo: as Flow-DPO's, on mean squared errors of velocities."""
@@ -36,7 +37,7 @@ def sage(config: TrainConfig) -> TrainConfig:
 
 def sage_paper(config: TrainConfig) -> TrainConfig:
     """SAGE-GRPO with the paper's own values, each stated, so that other defaults do not change them."""
-    rollout = {"window": Window(kind="all"), "before_steps": None, "after_steps": None, "after_fraction": 1.0}
+    rollout = {"window": Window(kind="all"), "before_steps": None, "after_steps": None}
     surrogate = {"kind": "clipped", "centred": False, "clip_range": None, "kl_mask_scale": 1.0}
     return replace(
         config,

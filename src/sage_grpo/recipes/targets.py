@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from sage_grpo.models.spec import LoraSpec, ModelSpec
-from sage_grpo.objectives.trust_region import KlCoefficient
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.samplers.kernels import KernelSpec
 from sage_grpo.training.config import (
@@ -22,6 +21,7 @@ from sage_grpo.training.config import (
     TrainConfig,
     UpdateConfig,
 )
+from sage_grpo.training.kl_coefficient import KlCoefficient
 
 T = TypeVar("T")
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import torch
@@ -18,76 +17,38 @@ from sage_grpo.rewards.member import ClipBatch, FailureReport, Outcome, RewardMe
 from sage_grpo.rewards.spec import RewardSpec, load_reward
 from sage_grpo.types import BatchScores, Placeable, Reward, Sound, VideoSpec
 
-
-class AsyncScoring:
-    """Scores clips asynchronously, one thread per reward; each reward scores its clips in order."""
-
-    def __init__(self, members: Sequence[RewardMember], fps: float) -> None:
-        self.fps = fps
-        self._lines = [(member, ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward")) for member in members]
-        self._coming: dict[str, list[Future[Outcome]]] = {}
-
-    def __enter__(self) -> AsyncScoring:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for _, thread in self._lines:
-            thread.shutdown(wait=False, cancel_futures=True)  # an error does not wait for a slow server
-
-    def add(
-        self,
-        videos: Tensor,
-        prompts: Sequence[str],
-        metadata: Sequence[Mapping[str, Any]],
-        latents: Tensor | None = None,
-    ) -> None:
-        check_clips(videos, prompts, self.fps)
-        clips = ClipBatch(videos, list(prompts), self.fps, list(metadata), latents)
-        for member, thread in self._lines:
-            self._coming.setdefault(member.spec.title, []).append(thread.submit(member.score, clips))
-
-    def outcomes(self) -> dict[str, Callable[[], Outcome]]:
-        """For each reward that has received clips, by title: a function that waits for all their scores."""
-
-        def wait(coming: Sequence[Future[Outcome]]) -> Outcome:
-            return Outcome.joined([one.result() for one in coming])
-
-        return {title: partial(wait, coming) for title, coming in self._coming.items()}
-
-
 SMALL = VideoSpec(frames=17, height=64, width=64, fps=8.0)
 """Format of the clip on which rewards are tried out; every built-in reward can score it."""
 TRIED = 8
 """Largest number of prompts that a reward is tried with while it gives NaN."""
 
 
+@dataclass(eq=False)
 class CompositeReward:
     """Several rewards as one: weighted sum, masks, batches by memory, placement.
 
     A clip that a reward cannot score (it raises, returns NaN, a wrong shape or too few values) is masked and counted, never scored 0.
     """
 
-    def __init__(
-        self,
-        specs: Sequence[RewardSpec],
-        *,
-        max_failed_fraction: float = 0.25,
-        device: str | torch.device = "cpu",
-        offload_between: bool = False,
-        require_weights: bool = True,
-        objects: Mapping[str, Reward] | None = None,
-        optional: bool = False,
-    ) -> None:
-        """objects: rewards already loaded, by spec name; all others are loaded. optional: allow an empty list."""
-        if not specs and not optional:
+    specs: Sequence[RewardSpec]
+    _: KW_ONLY
+    max_failed_fraction: float = 0.25
+    device: str | torch.device = "cpu"
+    offload_between: bool = False
+    require_weights: bool = True
+    objects: Mapping[str, Reward] | None = None
+    """Rewards already loaded, by spec name; all others are loaded."""
+    optional: bool = False
+    """Allow an empty list."""
+
+    def __post_init__(self) -> None:
+        if not self.specs and not self.optional:
             raise RewardConfigError("A run needs at least one reward.")
-        self.max_failed_fraction, self.offload_between = max_failed_fraction, offload_between
-        self.device = torch.device(device)
         self._placed: set[str] = set()
-        given = objects or {}
-        loaded = [(spec, given[spec.name] if spec.name in given else load_reward(spec)) for spec in specs]
+        device, given = torch.device(self.device), self.objects or {}
+        loaded = [(one, given[one.name] if one.name in given else load_reward(one)) for one in self.specs]
         self._members = members = [
-            RewardMember(spec, one, require_weights=require_weights, device=self.device) for spec, one in loaded
+            RewardMember(spec, one, require_weights=self.require_weights, device=device) for spec, one in loaded
         ]
         self.titles = tuple(member.spec.title for member in members)
         for title, count in Counter(self.titles).items():
@@ -99,6 +60,7 @@ class CompositeReward:
         """Weight in the total of every part that counts."""
         self.hears = any(member.hears for member in members)
         self.compares = any(member.compares for member in members)
+        self.judges_parts = any(spec.judges for spec in self.specs)
         self.reads_clips = not all(member.reads_latents for member in members)
         """True if any reward, metric-only ones included, needs more than latents."""
         self.learns_from_clips = any(member.weights and not member.reads_latents for member in members)
@@ -157,22 +119,21 @@ class CompositeReward:
         prompts: Sequence[str],
         fps: float,
         metadata: Sequence[Mapping[str, Any]] | None = None,
-        early: AsyncScoring | None = None,
         latents: Tensor | None = None,
         groups: Sequence[int] = (),
         sound: Sound | None = None,
     ) -> tuple[BatchScores, FailureReport]:
         """Score uint8 clips B x F x H x W x 3. A failing reward never raises; the report lists the failures.
 
-        metadata: that of each clip's prompt. early: these same clips, already queued for rewards that compute elsewhere. latents: those that the
-        clips were decoded from. groups: the number of each clip's group; without it, clips of one prompt form a group.
+        metadata: that of each clip's prompt. latents: those that the clips were decoded from. groups: the number of each clip's group; without it,
+        clips of one prompt form a group.
         """
         check_clips(videos, prompts, fps)
         rows = [{} for _ in prompts] if metadata is None else list(metadata)
         if len(rows) != len(prompts):
             raise ValueError(f"One row of metadata a clip is needed: got {len(rows)} for {len(prompts)} clips.")
         self.onload()
-        outcomes = self._run(ClipBatch(videos, prompts, fps, rows, latents, groups, sound), early)
+        outcomes = self._run(ClipBatch(videos, prompts, fps, rows, latents, groups, sound))
         count = videos.shape[0]
         parts: dict[str, Tensor] = {}
         total, valid = torch.zeros(count), torch.ones(count, dtype=torch.bool)
@@ -216,27 +177,14 @@ class CompositeReward:
         finite = total.isfinite() & slope.flatten(1).isfinite().all(1)
         return torch.where(finite.view(-1, *[1] * (slope.ndim - 1)), slope, 0.0)
 
-    def early(self, fps: float) -> AsyncScoring:
-        """Scoring of clips as they come, by the rewards that compute elsewhere. A micro-batch may hold a part of a group, and has no sound."""
-        elsewhere = [
-            member
-            for member in self._members
-            if member.spec.overlap
-            and (bool(member.spec.device) or not isinstance(member.reward, Placeable))
-            and not member.compares
-            and not member.hears
-        ]
-        return AsyncScoring(elsewhere, fps)
-
-    def _run(self, clips: ClipBatch, early: AsyncScoring | None) -> list[Outcome]:
+    def _run(self, clips: ClipBatch) -> list[Outcome]:
         """Outcomes in the order of the rewards; rewards that may overlap run in threads while the others run in this one."""
-        coming = {} if early is None else early.outcomes()
-        late = [member for member in self._members if member.spec.overlap and member.spec.title not in coming]
-        executor = ThreadPoolExecutor(max_workers=len(late) or 1, thread_name_prefix="reward")
+        apart = [member for member in self._members if member.spec.overlap]
+        executor = ThreadPoolExecutor(max_workers=len(apart) or 1, thread_name_prefix="reward")
         try:
-            coming |= {member.spec.title: executor.submit(member.score, clips).result for member in late}
-            here = {m.spec.title: m.score(clips) for m in self._members if m.spec.title not in coming}
-            outcomes = here | {title: wait() for title, wait in coming.items()}
+            coming = {member.spec.title: executor.submit(member.score, clips) for member in apart}
+            outcomes = {m.spec.title: m.score(clips) for m in self._members if not m.spec.overlap}
+            outcomes |= {title: future.result() for title, future in coming.items()}
             return [outcomes[title] for title in self.titles]
         finally:
             executor.shutdown(wait=False, cancel_futures=True)  # an error here does not wait for a slow server

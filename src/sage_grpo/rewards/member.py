@@ -127,17 +127,6 @@ class Outcome:
     failures: list[Failure] = field(default_factory=list)  # for every clip that lacks a part
     remarks: list[Failure] = field(default_factory=list)  # reasons that the reward gave for clips that it scored
 
-    @classmethod
-    def joined(cls, outcomes: Sequence[Outcome]) -> Outcome:
-        """Of clips that were scored in batches."""
-        failures, remarks, count = [], [], 0
-        for outcome in outcomes:
-            failures += [replace(one, index=one.index + count) for one in outcome.failures]
-            remarks += [replace(one, index=one.index + count) for one in outcome.remarks]
-            count += len(next(iter(outcome.values.values())))
-        values = {part: torch.cat([outcome.values[part] for outcome in outcomes]) for part in outcomes[0].values}
-        return cls(values, failures, remarks)
-
     def is_silent(self, counting: Collection[str]) -> bool:
         """True if no clip has a score and none a reason; where parts are `counting` in the total, a clip needs all of these."""
         finite = [values.isfinite() for part, values in self.values.items() if part in counting or not counting]

@@ -5,49 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from sage_grpo.config.metadata import Content, Course, Effect, Machine, Record, Speed, Start
+from sage_grpo.config.metadata import Content, Course, Effect, Machine, Speed, Start
 from sage_grpo.config.ranges import Count, Folder, Natural, NotNegative, Positive, Range, Seed, Share, checked, refuse
+from sage_grpo.data.groups import BatchConfig as BatchConfig
 from sage_grpo.distributed.spec import ParallelSpec, RaySpec
 from sage_grpo.health.config import SentinelConfig
-from sage_grpo.models.distilled import steps_of
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.objectives.advantage import AdvantageConfig as AdvantageConfig
 from sage_grpo.objectives.base import Objective
 from sage_grpo.objectives.build import build
 from sage_grpo.objectives.options import ObjectiveSpec
 from sage_grpo.objectives.options import SurrogateConfig as SurrogateConfig
-from sage_grpo.objectives.trust_region import KlCoefficient, TrustRegion
+from sage_grpo.objectives.trust_region import TrustRegion
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.samplers.kernels import KernelSpec
-from sage_grpo.samplers.solvers import Rule, SolverName
+from sage_grpo.samplers.solvers import Rule
 from sage_grpo.samplers.windows import Window
+from sage_grpo.training.evaluate import EvalConfig as EvalConfig
+from sage_grpo.training.kl_coefficient import KlCoefficient
 from sage_grpo.training.optim import OptimizerConfig as OptimizerConfig
+from sage_grpo.training.reference import AnchorConfig as AnchorConfig
 from sage_grpo.worlds.world import WORLDS
-
-
-@checked
-class BatchConfig:
-    """Rollouts per iteration."""
-
-    prompts: Count = 16
-    """Prompts per iteration."""
-    group_size: Annotated[int, Range(2)] = 4
-    """Clips per prompt; advantages are relative to this group."""
-    micro_batch: Speed[Count] = 1
-    """Clips per network pass, in rollouts and updates; changes memory and speed only."""
-    trained_fraction: Annotated[float, Range(0, 1, open_below=True)] = 1.0
-    """Share of each group that is trained: its best and worst clips, half each (sft: the best)."""
-
-    @property
-    def trained(self) -> int:
-        return min(self.group_size, max(2, round(self.trained_fraction * self.group_size)))
-
-    @property
-    def pairs(self) -> int:
-        return max(1, self.trained // 2)
-
-    @property
-    def best(self) -> int:
-        return max(1, round(self.trained_fraction * self.group_size))
 
 
 @checked
@@ -74,8 +52,6 @@ class RolloutConfig:
     """Number of deterministic steps before the exploring ones; None keeps the schedule's."""
     after_steps: Count | None = None
     """Number of deterministic steps after the exploring ones; None keeps the schedule's."""
-    after_fraction: Annotated[float, Range(0, 1, open_below=True)] = 1.0
-    """Share of the deterministic steps after the exploring ones to keep; for moving windows (MixGRPO-Flash)."""
     storage: Literal["float32", "bfloat16"] = "float32"
     """Precision of stored trajectories; ratios stay exact in both."""
     offload: Speed[bool] = False
@@ -90,26 +66,9 @@ class RolloutConfig:
     def __post_init__(self) -> None:
         if self.on == "here" and self.ray != RaySpec():
             raise ValueError("rollout.ray is about workers on Ray: set rollout.on ray, or leave it out.")
-        for name, unused in (("before_steps", None), ("after_steps", None), ("after_fraction", 1.0)):
-            if getattr(self, name) != unused and self.window.kind == "all":
+        for name in ("before_steps", "after_steps"):
+            if getattr(self, name) is not None and self.window.kind == "all":
                 raise ValueError(f"rollout.{name} needs a window: with window.kind all every step explores.")
-        if self.after_steps is not None and self.after_fraction < 1:
-            raise ValueError(
-                f"rollout.after_fraction {self.after_fraction:g} and rollout.after_steps {self.after_steps} set the same thing twice: leave "
-                "one of them out."
-            )
-
-
-@checked
-class AdvantageConfig:
-    """Advantages from rewards."""
-
-    scale: Literal["group", "global", "none"] = "group"
-    """Divide by the standard deviation of the group, of all groups together (global), or of none."""
-    decoupled: bool = False
-    """Normalize each reward in its group before summing (GDPO)."""
-    clip: Positive | None = 5.0
-    """Largest absolute advantage; None is no limit."""
 
 
 @checked
@@ -127,18 +86,12 @@ class UpdateConfig:
     permute_steps: bool = True
     """Train steps in random order; false goes from noise to data."""
     gradient_checkpointing: Speed[bool | Literal["attention", "auto"]] = "auto"
-    """Recompute activations in the backward pass: True all, attention all but attention's outputs, auto as little as
-    memory allows."""
+    """Recompute activations in the backward pass: true all, attention all but attention's outputs, auto as few as fit."""
 
-
-@checked
-class AnchorConfig:
-    """Reference policy of the KL and of dpo."""
-
-    every: Count = 10
-    """Optimizer updates between renewals, in modes moving and dual."""
-    offload: Speed[bool] = False
-    """Keep the reference weights in CPU memory."""
+    @property
+    def deals_steps(self) -> bool:
+        """True if every update has its own steps; otherwise each trains all steps, of all clips or of its own."""
+        return not self.repeat and self.deal == "steps"
 
 
 @checked
@@ -146,14 +99,11 @@ class DataConfig:
     """Prompts."""
 
     prompts: Content[str] = "shapes"
-    """Training prompts: shapes (the miniature world), starter (160 included prompts), or a .txt, .csv, .json or
-    .jsonl file."""
+    """Training prompts: shapes (the miniature world), starter (160 included prompts), or a .txt, .csv, .json(l) file."""
     clips: Content[str | None] = None
-    """Clips to learn from instead of rollouts (dpo, sft): a .jsonl or .csv file, or its folder
-    (docs/preferences.md)."""
+    """Clips to learn from instead of rollouts (dpo, sft): a .jsonl or .csv file, or its folder (docs/preferences.md)."""
     eval_prompts: Content[str | None] = None
-    """Held-out prompts: a file, shapes or starter_eval. None is those of shapes or starter; with files, no
-    evaluation."""
+    """Held-out prompts: a file, shapes or starter_eval. None is those of shapes or starter; of files, no evaluation."""
     encode_ahead: Speed[Count] = 1024
     """Prompts encoded at a time, per rank; with more, text encoders are loaded again."""
 
@@ -169,36 +119,6 @@ class DataConfig:
         if self.eval_prompts is not None:
             return self.eval_prompts
         return {**{name: name for name in WORLDS}, "starter": "starter_eval"}.get(self.prompts)
-
-
-@checked
-class EvalConfig:
-    """Evaluation on held-out prompts with the ODE and fixed seeds."""
-
-    every: Record[Natural] = 20
-    """Iterations between evaluations; 0 evaluates only before and after training."""
-    early: Record[list[Count]] = field(default_factory=list)
-    """Further iterations to evaluate, such as [2, 4, 6, 8], where reward hacking often starts."""
-    prompts: Count = 64
-    """Number of held-out prompts."""
-    per_prompt: Count = 1
-    """Clips per prompt."""
-    steps: Count | None = None
-    """ODE steps. None is the checkpoint's number if it is distilled to few steps, else 40."""
-    solver: SolverName = "euler"
-    """ODE solver: euler, ab2 (second order at the same cost), or checkpoint (its own scheduler)."""
-    seed: Seed = 1234
-    """Seed of the initial noise, the same in every evaluation."""
-    show: Record[Natural] = 8
-    """Clips saved as videos per evaluation."""
-
-    def steps_for(self, model: ModelSpec) -> int:
-        return steps_of(model) if self.steps is None else self.steps
-
-    def points(self, iterations: int) -> list[int]:
-        """Iterations after which a run of this length is evaluated."""
-        regular = range(0, iterations, self.every) if self.every else ()
-        return sorted({0, *regular, *(number for number in self.early if number < iterations), iterations})
 
 
 @checked
@@ -300,19 +220,23 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         late = [number for number in self.evaluate.early if number > self.iterations]
-        if late:
-            raise ValueError(
-                f"evaluate.early {late[0]} is never reached: the run has {self.iterations} iterations. Leave it out, or raise iterations."
-            )
-        if not self.model.train:
-            raise ValueError("model.train must be true in a run, which would train nothing: leave it out.")
-        if not any(reward.counts for reward in self.rewards) and (self.rewards or self.data.clips is None):
-            raise ValueError(
-                "rewards: none of them counts (each is metric_only or has only weights of 0), so there is nothing to learn "
-                "from. Give one a weight."
-            )
+        update, clips = self.update, self.batch.prompts * self.batch.trained
+        nothing = not any(reward.counts for reward in self.rewards) and (self.rewards or self.data.clips is None)
+        reasons = {
+            f"evaluate.early {min(late, default=0)} is never reached: the run has {self.iterations} iterations. Leave it out, or raise "
+            "iterations.": bool(late),
+            "model.train must be true in a run, which would train nothing: leave it out.": not self.model.train,
+            "rewards: none of them counts (each is metric_only or has only weights of 0), so there is nothing to learn from. Give one a "
+            "weight.": bool(nothing),
+            "update.deal clips does not go with update.repeat true, where every update trains every clip: leave one of them out.": (
+                update.deal == "clips" and update.repeat
+            ),
+            f"update.deal clips: {clips} trained clips are too few for update.updates_per_rollout {update.updates_per_rollout}. "
+            "Use fewer updates, or more prompts or clips.": update.deal == "clips"
+            and clips < update.updates_per_rollout,
+        }
+        refuse(reasons)
         self._check_sigmas()
-        self._check_clips()
         if ":" not in self.objective.kind:  # one of your own is checked where it is built
             self.check_objective()
         self._check_workers()
@@ -325,21 +249,20 @@ class TrainConfig:
         return self.build_objective().samples == "sde"
 
     def check_objective(self) -> None:
-        objective, kind = self.build_objective(), self.objective.kind
-        if self.data.clips is not None and not objective.given_clips:
-            raise ValueError(
-                f"data.clips gives clips in place of rollouts, from which objective.kind {kind} cannot learn: use dpo (pairs) or sft, "
-                "for example with the methods dpo and rft, or leave data.clips out."
-            )
+        objective, kind, mode = self.build_objective(), self.objective.kind, self.trust_region.mode
+        given = (
+            f"data.clips gives clips in place of rollouts, from which objective.kind {kind} cannot learn: use dpo (pairs) or sft, "
+            "for example with the methods dpo and rft, or leave data.clips out."
+        )
+        refuse({given: self.data.clips is not None and not objective.given_clips})
         objective.check(self)
-        mode, once = self.trust_region.mode, self.update.updates_per_rollout == 1
-        live = once and not objective.lags  # the rollout's policy is still the live one
-        inert = mode == "stepwise" and live
-        if self.kl.kind == "share" and (mode == "none" or inert):
-            why = "which has no gradient with update.updates_per_rollout 1" if inert else "so that there is no KL"
-            raise ValueError(
-                f"kl.kind is share, but trust_region.mode is {mode}, {why}: set trust_region.mode to fixed, moving or dual."
-            )
+        # With one update, the rollout's policy is still the live one, unless an old policy lags.
+        inert = mode == "stepwise" and self.update.updates_per_rollout == 1 and not objective.lags
+        why = "which has no gradient with update.updates_per_rollout 1" if inert else "so that there is no KL"
+        share = (
+            f"kl.kind is share, but trust_region.mode is {mode}, {why}: set trust_region.mode to fixed, moving or dual."
+        )
+        refuse({share: self.kl.kind == "share" and (mode == "none" or inert)})
 
     @property
     def group_size(self) -> int:
@@ -352,41 +275,23 @@ class TrainConfig:
         return self.data.held_out if self.rewards else None
 
     def _check_workers(self) -> None:
-        rollout, ray, stale = self.rollout, self.rollout.on == "ray", self.rollout.staleness > 0
+        rollout, ray = self.rollout, self.rollout.on == "ray"
         reasons = {
             "data.clips: clips are given, so that there is nothing to sample": ray and self.data.clips is not None,
             "model.lora null: all weights would travel to every worker in every iteration; train a LoRA": (
                 ray and self.model.lora is None
             ),
             "optimizer.target_kl or max_kl: they measure how far one rollout's updates went from the policy that sampled it, which is older "
-            "than that; leave them out": stale and self.optimizer.measures_kl,
+            "than that; leave them out": rollout.staleness > 0 and self.optimizer.measures_kl,
         }
-        refuse(f"rollout.on {rollout.on} with rollout.staleness {rollout.staleness}", reasons)
+        refuse(reasons, f"rollout.on {rollout.on} with rollout.staleness {rollout.staleness}")
 
     def _check_sigmas(self) -> None:
-        levels, rollout, evaluate = self.model.sigmas, self.rollout, self.evaluate
-        wrong = {
-            f"rollout.steps {rollout.steps}": rollout.steps != len(levels),
-            f"evaluate.steps {evaluate.steps}": evaluate.steps not in (None, len(levels)),
-            f"rollout.shift {rollout.shift}": rollout.shift is not None,
-            "evaluate.solver checkpoint": evaluate.solver == "checkpoint",
+        count, rollout, evaluate = len(self.model.sigmas), self.rollout, self.evaluate
+        reasons = {
+            f"rollout.steps {rollout.steps}: set {count}": rollout.steps != count,
+            f"evaluate.steps {evaluate.steps}: set {count}": evaluate.steps not in (None, count),
+            f"rollout.shift {rollout.shift}: leave it out": rollout.shift is not None,
+            "evaluate.solver checkpoint: leave it out": evaluate.solver == "checkpoint",
         }
-        found = [name for name, is_wrong in wrong.items() if is_wrong and levels]
-        if found:
-            raise ValueError(
-                f"model.sigmas has {len(levels)} noise levels, which does not go with {', '.join(found)}: set rollout.steps and "
-                f"evaluate.steps to {len(levels)}, and leave rollout.shift and evaluate.solver out."
-            )
-
-    def _check_clips(self) -> None:
-        """Refuse fewer trained clips than updates where clips are dealt out."""
-        update, clips = self.update, self.batch.prompts * self.batch.trained
-        if update.deal == "clips" and update.repeat:
-            raise ValueError(
-                "update.deal clips does not go with update.repeat true, where every update trains every clip: leave one of them out."
-            )
-        if update.deal == "clips" and clips < update.updates_per_rollout:
-            raise ValueError(
-                f"update.deal clips: {clips} trained clips are too few for update.updates_per_rollout {update.updates_per_rollout}. "
-                "Use fewer updates, or more prompts or clips."
-            )
+        refuse(reasons if count else {}, f"model.sigmas, which has {count} noise levels,")

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sage_grpo.data.groups import Member, MicroBatch
-from sage_grpo.data.prompts import Prompt
+from sage_grpo.data.groups import Member
 from sage_grpo.distributed.world import World
 from sage_grpo.health.statistics import thumbnails
 from sage_grpo.models.base import VelocityModel, abilities, network_of, pixels_of, sound_of
-from sage_grpo.models.policy import Policy
-from sage_grpo.rewards.base import AsyncScoring, CompositeReward
+from sage_grpo.models.policy import Policy, conditions_of
+from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.inputs import LATENTS, Encoder, conditions_of
+from sage_grpo.training.inputs import LATENTS, Encoder
 from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.loss import needs_velocity_old
 from sage_grpo.training.offload import VaeMover
 from sage_grpo.training.parts import parts_of
 from sage_grpo.training.plan import Group, Plan, Replay
 from sage_grpo.training.planner import Planner
-from sage_grpo.training.reference import PastWeights
 from sage_grpo.training.rollout import NoiseKeys, Rollout, Sampler, Storage, learned
 from sage_grpo.training.scoring import ScoredClips, Scores, black_clips, metadata_of, score_here
 from sage_grpo.types import Conditioning, Sound
@@ -49,38 +48,29 @@ class Workers(Protocol):
         """Stop all running work."""
 
 
-MakeWorkers = Callable[
-    ["TrainConfig", "RolloutEngine", "Mapping[str, nn.Parameter]", "PastWeights | None", float], "Workers | None"
-]
-"""Makes the workers of a configuration, or None: engine, parameters by name, old weights if they sample, and the clip
-range."""
-
-
+@dataclass
 class RolloutEngine:
     """Samples, decodes and scores the clips of a plan with the current weights of its model."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        model: VelocityModel,
-        reward: CompositeReward,
-        *,
-        world: World | None = None,
-        clock: Clock | None = None,
-        examples: bool = False,
-    ) -> None:
-        """examples: clips are given, and encoded."""
-        self.config, self.model, self.reward = config, model, reward
-        self.world, self.clock = world or World(), clock or Clock()
+    config: TrainConfig
+    model: VelocityModel
+    reward: CompositeReward
+    world: World = field(default_factory=World)
+    clock: Clock = field(default_factory=Clock)
+    _: KW_ONLY
+    examples: bool = False
+    """Clips are given, and encoded."""
+
+    def __post_init__(self) -> None:
+        config, model = self.config, self.model
         self.parts = parts_of(config, model)
         """Parts of a clip with a ratio of their own; mostly none."""
         grid = Schedule(model.sigmas(config.rollout.steps, config.rollout.shift))
-        self.planner = Planner(
-            config, grid, config.kernel.build(grid), model.trains, self.world.size, network_of(model)
-        )
+        kernel = config.kernel.build(grid)
+        self.planner = Planner(config, grid, kernel, model.trains, self.world.size, network_of(model))
         self.planner.check()
         self.vae = VaeMover(model, config.model)
-        self.clip_encoder = Encoder(model, Path(config.out) / LATENTS, self.vae.decoding) if examples else None
+        self.clip_encoder = Encoder(model, Path(config.out) / LATENTS, self.vae.decoding) if self.examples else None
 
     @property
     def storage(self) -> Storage:
@@ -88,7 +78,7 @@ class RolloutEngine:
         return Storage(
             dtype=getattr(torch, config.rollout.storage),
             device=torch.device("cpu") if config.rollout.offload else self.model.device,
-            velocities=needs_velocity_old(config.build_objective(), config.trust_region),
+            velocities=needs_velocity_old(self.planner.objective, config.trust_region),
         )
 
     def conditions(self, plan: Plan) -> dict[int, Conditioning]:
@@ -99,17 +89,13 @@ class RolloutEngine:
     def sampler(self, plan: Plan, conditions: Conditions | None = None) -> Sampler:
         config, rank = self.config.rollout, self.world.rank
         passes = plan.rollout_passes(rank) + Lockstep(plan).idle_passes(rank)
+        paired = self.planner.objective.in_pairs
         return Sampler(
             plan,
             rank,
             self.policy,
             self.conditions(plan) if conditions is None else conditions,
-            keys=NoiseKeys(
-                self.config.seed,
-                plan.iteration,
-                same_start=config.same_noise,
-                same_fresh=self.planner.objective.in_pairs,
-            ),
+            keys=NoiseKeys(self.config.seed, plan.iteration, same_start=config.same_noise, same_fresh=paired),
             storage=self.storage,
             solver=config.solver,
             examples=partial(self.example, plan) if plan.examples else None,
@@ -131,43 +117,32 @@ class RolloutEngine:
 
     def judge(self, rollout: Rollout, plan: Plan, *, whole: bool = True) -> ScoredClips:
         """Decode and score this process's clips; `whole` decodes also what no reward reads, for observers."""
-        with self.reward.early(self.model.video.fps) as early:
-            with self.clock("decode"):
-                videos = self.decode(rollout, early, plan.prompts, whole=whole)
-                sound = self.listen(rollout, whole=whole)
-                small = thumbnails(videos) if whole or self.reward.reads_clips else None
-            with self.clock("reward"):
-                scores = self.score(videos, plan, early, self.latents(rollout), sound)
+        with self.clock("decode"):
+            videos, sound = self.decode(rollout, whole=whole), self.listen(rollout, whole=whole)
+            small = thumbnails(videos) if whole or self.reward.reads_clips else None
+        with self.clock("reward"):
+            scores = self.score(videos, plan, self.latents(rollout), sound)
         return ScoredClips(videos, scores, small, sound)
 
-    def decode(
-        self, rollout: Rollout, early: AsyncScoring | None = None, prompts: Sequence[Prompt] = (), *, whole: bool = True
-    ) -> Tensor:
-        """The clips that this process scores, uint8; black where no reward reads them, unless `whole`. Asynchronous rewards
-        (`early`) get each micro-batch as soon as it is decoded."""
-        mine = self._mine(rollout)
-        tick = self.clock.ticker(len(mine))
-        read = whole or self.reward.reads_clips
-        videos, done = black_clips(self.model.video, sum(len(latents) for _, latents in mine)), 0
-        with self.vae.decoding() if read else nullcontext():
-            for batch, latents in mine:
-                decoded = videos[done : done + len(latents)]
-                done += len(latents)
-                if read:
-                    decoded[:] = self.model.decode(latents)
-                if early is not None:
-                    shown = [prompts[member.group] for member in batch.members]
-                    texts, metadata = [prompt.text for prompt in shown], [metadata_of(prompt) for prompt in shown]
-                    early.add(decoded, texts, metadata, latents)
-                tick()
+    def decode(self, rollout: Rollout, *, whole: bool = True) -> Tensor:
+        """The clips that this process scores, uint8; black where no reward reads them, unless `whole`."""
+        batches = self._own(rollout)
+        tick, done = self.clock.ticker(len(batches)), 0
+        videos = black_clips(self.model.video, sum(map(len, batches)))
+        if whole or self.reward.reads_clips:
+            with self.vae.decoding():
+                for latents in batches:
+                    videos[done : done + len(latents)] = self.model.decode(latents)
+                    done += len(latents)
+                    tick()
         return videos
 
     def latents(self, rollout: Rollout) -> Tensor | None:
-        mine = self._mine(rollout)
-        return torch.cat([latents for _, latents in mine]) if mine else None
+        batches = self._own(rollout)
+        return torch.cat(batches) if batches else None
 
-    def _mine(self, rollout: Rollout) -> list[tuple[MicroBatch, Tensor]]:
-        return [rollout.latents[index] for index in self.world.mine(len(rollout.latents))]
+    def _own(self, rollout: Rollout) -> list[Tensor]:
+        return [rollout.latents[index][1] for index in self.world.mine(len(rollout.latents))]
 
     def listen(self, rollout: Rollout, *, whole: bool = True) -> Sound | None:
         """Sound of the clips that this process scores, if they have any and `whole` or a reward needs it."""
@@ -175,24 +150,16 @@ class RolloutEngine:
         with self.vae.decoding() if abilities(self.model).sound else nullcontext():
             return None if latents is None else sound_of(self.model, latents)
 
-    def score(
-        self,
-        videos: Tensor,
-        plan: Plan,
-        early: AsyncScoring | None = None,
-        latents: Tensor | None = None,
-        sound: Sound | None = None,
-    ) -> Scores:
+    def score(self, videos: Tensor, plan: Plan, latents: Tensor | None = None, sound: Sound | None = None) -> Scores:
         members = self.scored(plan)
         shown = [plan.groups[member.group].prompt for member in members]
-        return score_here(self.reward, videos, members, shown, self.model.video.fps, early, latents, sound)
+        return score_here(self.reward, videos, members, shown, self.model.video.fps, latents, sound)
 
     def gather(self, scores: Scores) -> Scores:
         return scores.gathered(self.world, self.reward.max_failed_fraction, torch.float32)
 
     def differentiate(self, plan: Plan, rollout: Rollout) -> dict[tuple[Member, ...], Tensor]:
-        """The gradient of the reward at the latents of every clip, by micro-batch. Clips go one at a time, because a decoder's graph is large,
-        unless they are decoded in batches."""
+        """The gradient of the reward at all latents, by micro-batch. A decoder's graph is large: clips go one at a time, or as they are decoded."""
         tick = self.clock.ticker(sum(len(batch.members) for batch, _ in rollout.latents))
         signals, video = {}, self.model.video
         together = 1 if self.config.model.vae_slicing else self.config.batch.micro_batch

@@ -10,18 +10,50 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sage_grpo.config.metadata import Record
+from sage_grpo.config.ranges import Count, Natural, Seed, checked
 from sage_grpo.data.groups import Member, share_out
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.world import World
 from sage_grpo.models.base import VelocityModel, sound_of
-from sage_grpo.models.distilled import USUAL
-from sage_grpo.models.policy import build_solver, solve
+from sage_grpo.models.distilled import USUAL, steps_of
+from sage_grpo.models.policy import build_solver, conditions_of, solve
+from sage_grpo.models.spec import ModelSpec
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.samplers.noise import keyed_noise
-from sage_grpo.training.config import EvalConfig
-from sage_grpo.training.inputs import conditions_of
+from sage_grpo.samplers.solvers import SolverName
 from sage_grpo.training.scoring import Scores, black_clips, check_groups, score_here
 from sage_grpo.types import Conditioning, Sound
+
+
+@checked
+class EvalConfig:
+    """Evaluation on held-out prompts with the ODE and fixed seeds."""
+
+    every: Record[Natural] = 20
+    """Iterations between evaluations; 0 evaluates only before and after training."""
+    early: Record[list[Count]] = field(default_factory=list)
+    """Further iterations to evaluate, such as [2, 4, 6, 8], where reward hacking often starts."""
+    prompts: Count = 64
+    """Number of held-out prompts."""
+    per_prompt: Count = 1
+    """Clips per prompt."""
+    steps: Count | None = None
+    """ODE steps. None is the checkpoint's number if it is distilled to few steps, else 40."""
+    solver: SolverName = "euler"
+    """ODE solver: euler, ab2 (second order at the same cost), or checkpoint (its own scheduler)."""
+    seed: Seed = 1234
+    """Seed of the initial noise, the same in every evaluation."""
+    show: Record[Natural] = 8
+    """Clips saved as videos per evaluation."""
+
+    def steps_for(self, model: ModelSpec) -> int:
+        return steps_of(model) if self.steps is None else self.steps
+
+    def points(self, iterations: int) -> list[int]:
+        """Iterations after which a run of this length is evaluated."""
+        regular = range(0, iterations, self.every) if self.every else ()
+        return sorted({0, *regular, *(number for number in self.early if number < iterations), iterations})
 
 
 @dataclass

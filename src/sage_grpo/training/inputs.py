@@ -19,6 +19,7 @@ from sage_grpo.models.base import VelocityModel, abilities, encoder_of
 from sage_grpo.models.checkpoints.cache import EncodingCache
 from sage_grpo.models.devices import choose_device
 from sage_grpo.models.network.blocks import worth_compiling
+from sage_grpo.models.policy import conditions_of
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.rewards.base import SMALL, TRIED, CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
@@ -31,7 +32,7 @@ from sage_grpo.training.scoring import metadata_of
 from sage_grpo.types import Conditioning, DifferentiableReward, Reward
 from sage_grpo.utils.clock import Clock
 from sage_grpo.utils.imports import name_of, refuse_object
-from sage_grpo.utils.video import read_pictures, read_video
+from sage_grpo.utils.video import read_video
 from sage_grpo.worlds.world import WORLDS, Listed
 
 NAMES = (*WORLDS, *SETS)
@@ -231,36 +232,22 @@ def prompts_from(source: str, *, split: Listed = "heldout") -> list[Prompt]:
     return load_prompts(source, NAMES)
 
 
-def pictures_of(prompt: Prompt) -> Tensor | None:
-    return read_pictures(prompt.image, prompt.last_image)
-
-
-def conditions_of(model: VelocityModel, prompts: Sequence[Prompt]) -> list[Conditioning]:
-    return model.encode([prompt.text for prompt in prompts], [pictures_of(prompt) for prompt in prompts])
-
-
+@dataclass
 class EncodeAhead:
     """Encodes this rank's prompts of the iterations up to `data.encode_ahead`, and the held-out ones, so that text encoders leave the memory."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        model: VelocityModel,
-        planner: Planner,
-        held_out: Sequence[Prompt],
-        *,
-        rank: int = 0,
-        clock: Clock,
-    ) -> None:
-        self.config, self.model, self.planner, self.rank, self.clock = config, model, planner, rank, clock
-        self.held_out = held_out[: config.evaluate.prompts]
-        self.encoded: dict[Prompt, Conditioning] = {}
-        """The model itself keeps no conditionings in memory."""
-        self.until = 0
-        """Iteration up to which prompts are encoded."""
+    model: VelocityModel
+    planner: Planner
+    held_out: Sequence[Prompt]
+    rank: int
+    clock: Clock
+    encoded: dict[Prompt, Conditioning] = field(default_factory=dict)
+    """The model itself keeps no conditionings in memory."""
+    until: int = 0
+    """Iteration up to which prompts are encoded."""
 
     def run(self, stream: PromptStream, iteration: int) -> None:
-        config, planner = self.config, self.planner
+        planner, config = self.planner, self.planner.config
         later = 1 + config.rollout.staleness
         if self.until >= min(config.iterations, iteration + later):
             return
@@ -271,7 +258,7 @@ class EncodeAhead:
         least = later * config.batch.prompts if later > 1 else 0
         near = look_ahead(batches, places, max(config.data.encode_ahead, least))
         training = [batch[place] for batch in near for place in places[self.rank]]
-        prompts = list(dict.fromkeys([*training, *self.held_out]))
+        prompts = list(dict.fromkeys([*training, *self.held_out[: config.evaluate.prompts]]))
         with self.clock("encode"):
             tick = self.clock.ticker(len(prompts))
             self.encoded = {prompt: self.encoded[prompt] for prompt in prompts if prompt in self.encoded}
@@ -287,13 +274,17 @@ LATENTS = "latents"
 """Folder of a run's encoded clips."""
 
 
+@dataclass
 class Encoder:
     """Latents of clip files in the model's format, cached by content of the file, format and VAE."""
 
-    def __init__(self, model: VelocityModel, folder: Path, placed: Callable[[], AbstractContextManager[None]]) -> None:
-        """placed: context inside which the VAE is on the model's device."""
-        self.model, self.placed = model, placed
-        self._cache = EncodingCache(folder, encoder_of(model).key(), "Encoded clips")
+    model: VelocityModel
+    folder: Path
+    placed: Callable[[], AbstractContextManager[None]]
+    """Context inside which the VAE is on the model's device."""
+
+    def __post_init__(self) -> None:
+        self._cache = EncodingCache(self.folder, encoder_of(self.model).key(), "Encoded clips")
 
     def __call__(self, file: Path) -> Tensor:
         """Latents of one clip on the CPU."""

@@ -69,6 +69,7 @@ class Loop:
     def run(self) -> bool:
         trainer, state, world = self.trainer, self.trainer.state, self.trainer.world
         self.guard.report = self._report
+        trainer.needs_clips = lambda number: any(observer.shows(number) for observer in self.observers)
         try:
             if self._due():  # the first, or one that a stop cut short
                 self._evaluate()
@@ -99,7 +100,6 @@ class Loop:
     def _step(self) -> dict[str, float] | None:
         """Run one iteration; None if it diverged and was rolled back to a good checkpoint."""
         trainer = self.trainer
-        trainer.needs_clips = self._shows
         try:
             return trainer.step()
         except Diverged as error:
@@ -107,9 +107,6 @@ class Loop:
             if not wanted or not self.guard.roll_back(f"not_finite ({error})") or self.guard.stops:
                 raise
             return None
-
-    def _shows(self, number: int) -> bool:
-        return any(observer.shows(number) for observer in self.observers)
 
     def _due(self) -> bool:
         state = self.trainer.state

@@ -41,8 +41,7 @@ class TrainItem:
     equalizer: float
     network: int = 0
     v_reference: Tensor | None = None
-    at_reference: bool = False
-    """True if the policy equals the reference, so that the KL and its gradient are 0."""
+    """None where the policy equals the reference, so that the KL and its gradient are 0, or where there is no reference."""
     reward_gradient: Tensor | None = None
     """Gradient of the reward at the states after the step, one row per clip; `backpropagate` makes it that at the states before."""
     length: float = 0.0
@@ -97,7 +96,7 @@ def loss_of(objective: Objective, region: TrustRegion, item: TrainItem, step: St
     log_prob = objective.log_prob(step.gaussian, v, x_next, sigma)
     log_prob_old = log_prob.detach() if record.log_prob_old is None else to_device(record.log_prob_old, v.device)
     v_old = v.detach() if record.v_old is None else to_device(record.v_old, v.device)
-    v_reference = v.detach() if item.at_reference else item.v_reference
+    v_reference = v.detach() if item.v_reference is None else item.v_reference
     needed = needs_velocity_old(objective, region)
     replayed = ReplayedStep(
         velocity=v,
@@ -159,8 +158,7 @@ class UpdateSums:
     def __init__(self, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008 - a constant
         zero = partial(torch.zeros, (), dtype=torch.float64, device=device)
         self.sums: defaultdict[str, Tensor] = defaultdict(zero)
-        """By metric. `gradient/KIND/STEP` are squared norms at the velocity: of the objective (raw), after equalizing
-        (equalized), and of the whole loss with the KL (sent); `bad/STEP` counts items whose loss is not finite."""
+        """By metric. `gradient/KIND/STEP` are squared norms of the objective (raw), equalized, and of the whole loss with the KL (sent)."""
         self.largest_log_ratio = zero()
 
     def add(self, item: TrainItem, loss: Loss, kl_lambda: float) -> None:
@@ -189,12 +187,10 @@ class UpdateSums:
         sums["gradient/kl"] += loss.squares[1]
         for kind, gradient in zip(KINDS, (loss.raw, loss.policy, loss.total)):
             sums[f"gradient/{kind}/{item.label:03d}"] += gradient.square().sum()
-        sums[f"bad/{item.label:03d}"] += ~torch.isfinite(value + kl_total + sums[f"gradient/sent/{item.label:03d}"])
 
 
 def backpropagate(item: TrainItem, x: Tensor, scale: float) -> None:
-    """Propagate the reward's gradient back over the item's step: dR/dx = dR/dx_next + length (dv/dx)^T dR/dx_next, whose second term is x.grad over
-    the factors on the loss."""
+    """Carry the reward's gradient over a step: dR/dx = dR/dx_next + length (dv/dx)^T dR/dx_next, the latter x.grad over the factors on the loss."""
     assert item.reward_gradient is not None
     assert x.grad is not None
     factor = (-scale * item.weight).view(-1, *[1] * (x.ndim - 1))
@@ -205,16 +201,15 @@ def backpropagate(item: TrainItem, x: Tensor, scale: float) -> None:
 def summarize(sums: UpdateSums, world: World, steps: Sequence[int]) -> dict[str, float]:
     """Metrics of one update over all ranks; raises Diverged on every rank if a loss was not finite."""
     norms = [f"gradient/{kind}/{step:03d}" for kind in KINDS for step in steps]
-    bad = [f"bad/{step:03d}" for step in steps]
-    names = [*sorted({*sums.sums} - {*norms, *bad}), *norms, *bad]
+    names = [*sorted({*sums.sums} - {*norms}), *norms]
     rows = [sums.sums[name] for name in names]
     read = torch.stack([*rows, sums.largest_log_ratio]).cpu()  # the only wait for the device here
     metrics = dict(zip(names, world.sum(read[:-1]).tolist()))
-    diverged = [step for step, name in zip(steps, bad) if metrics.pop(name)]
     metrics |= {name: math.sqrt(metrics[name]) for name in norms}
-    if diverged:
+    diverged = [step for step in steps if not math.isfinite(metrics[f"gradient/sent/{step:03d}"])]
+    if diverged or not math.isfinite(metrics["loss/policy"] + metrics["loss/kl"]):
         raise Diverged(
-            f"The loss is not finite at denoising step(s) {diverged}. The weights were not changed. Lower optimizer.lr or "
+            f"The loss is not finite at denoising step(s) {diverged or steps}. The weights were not changed. Lower optimizer.lr or "
             "kernel.eta, or look at how gradient/norm and ratio/largest_log grew in metrics.jsonl."
         )
     policy, kl = math.sqrt(metrics.pop("gradient/policy")), math.sqrt(metrics.pop("gradient/kl"))

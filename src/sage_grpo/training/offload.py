@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -66,15 +67,16 @@ SHARE = 0.9
 """Share of the memory available to this process that may be planned; the rest is for the allocator's fragmentation."""
 
 
+@dataclass
 class VaeMover:
     """Moves the VAE off the accelerator after a decoding, until an iteration has shown that all phases have room for
     it."""
 
-    def __init__(self, model: VelocityModel, spec: ModelSpec | None = None) -> None:
-        self.model, self.spec = model, spec or ModelSpec()
-        self.stays = False
-        self.bytes = 0
-        """Size of the VAE on the accelerator, known after its first move."""
+    model: VelocityModel
+    spec: ModelSpec = ModelSpec()
+    stays: bool = False
+    bytes: int = 0
+    """Size of the VAE on the accelerator, known after its first move."""
 
     @contextmanager
     def decoding(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 import torch
@@ -53,11 +54,17 @@ class OptimizerConfig:
         return self.target_kl is not None or self.max_kl is not None
 
 
+@dataclass(eq=False)
 class Optimizer:
     """AdamW for all parameters, or Muon for matrices and AdamW for the rest; one learning rate, state by name."""
 
-    def __init__(self, params: Mapping[str, nn.Parameter], config: OptimizerConfig, *, total_updates: int) -> None:
-        self.params, self.config, self.total_updates = dict(params), config, total_updates
+    params: Mapping[str, nn.Parameter]
+    config: OptimizerConfig
+    _: KW_ONLY
+    total_updates: int
+
+    def __post_init__(self) -> None:
+        config = self.config
         self.pace = AdaptiveRate(config.target_kl)
         matrices = [p for p in self.params.values() if config.kind == "muon" and p.ndim == 2]
         chosen = {id(p) for p in matrices}

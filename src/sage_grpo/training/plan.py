@@ -33,16 +33,14 @@ class Group:
     schedule: Schedule
     """Its grid, with the steps that explore."""
     offset: int
-    """Difference between an exploring step's index in the run's own grid, under which it is keyed and logged, and its
-    index in `schedule`."""
+    """An exploring step's index in the run's own grid, under which it is keyed and logged, minus that in `schedule`."""
     trained: tuple[tuple[int, ...], ...]
     """The steps that every update replays, in order, as indices in `schedule` (or in `levels`)."""
     shared: bool
     kl_probe: KlProbe | None = None
     """Step at which the KL of the iteration's updates is measured; None measures none."""
     levels: NoiseLevels | None = None
-    """Fresh noise levels at which its clips are learned; `trained` are then indices of these. None trains steps of
-    `schedule`."""
+    """Fresh noise levels at which its clips are learned: `trained` are indices of these. None trains steps of `schedule`."""
 
     @cached_property
     def shared_steps(self) -> int:
@@ -138,15 +136,10 @@ class Plan:
 
     def members(self, rank: int) -> dict[int, tuple[Member, ...]]:
         """A rank's members of every group of which it has any."""
-        return self._members[rank]
-
-    @cached_property
-    def _members(self) -> list[dict[int, tuple[Member, ...]]]:
-        ranks: list[dict[int, tuple[Member, ...]]] = [{} for _ in self.shares]
-        for rank, own in enumerate(ranks):
-            for member in (member for batch in self.batches(rank) for member in batch.members):
-                own[member.group] = (*own.get(member.group, ()), member)
-        return ranks
+        own: dict[int, tuple[Member, ...]] = {}
+        for member in (member for batch in self.batches(rank) for member in batch.members):
+            own[member.group] = (*own.get(member.group, ()), member)
+        return own
 
     def prefixes(self, rank: int) -> list[tuple[Group, ...]]:
         """A rank's groups with a shared prefix; groups that are batched are in one tuple."""
@@ -200,6 +193,17 @@ class Plan:
         trained = {member.group for part in self.chosen or () for member in part}
         return 0 if self.chosen is None else len(self.groups) - len(trained)
 
+    @property
+    def selection(self) -> str:
+        """The numbers of clips that the updates train, as the end of a sentence; empty if each trains all."""
+        if all(len(part) == len(self.groups) * self.group_size for part in self.chosen or ()):
+            return ""
+        return f"; {' + '.join(str(len(part)) for part in self.chosen or ())} of them are trained"
+
+    def row(self, member: Member) -> int:
+        """Place of a clip among all of the iteration."""
+        return member.group * self.group_size + member.index
+
     def replays(self, rank: int, update: int) -> list[Replay]:
         """A rank's replays in an update. A pass with one trained clip is run whole, so that its ratios are exactly 1 before the first update."""
         every = self.replayable(rank, update)
@@ -212,12 +216,11 @@ class Plan:
         own_members, prefixes, result = self.members(rank), self.prefixes(rank), []
         groups = [self.groups[index] for index in own_members]
         for step in dict.fromkeys(step for group in groups for step in group.trained[update]):
-            here = [group for group in groups if step in group.trained[update]]
             for together in prefixes:
                 if step in together[0].trained[update] and step < together[0].shared_steps:
                     rows = tuple(member for group in together for member in own_members[group.index])
                     result.append(Replay(step, rows, shared=True))
-            own = {group.index for group in here if step >= group.shared_steps}
+            own = {one.index for one in groups if step in one.trained[update] and step >= one.shared_steps}
             apart = (batch for batch in self.batches(rank) if self.group_of(batch).index in own)
             result += [Replay(step, batch.members, shared=False) for batch in apart]
         return result

@@ -40,26 +40,23 @@ class Planner:
     _windows: dict[tuple[bool, ...], tuple[list[int], Schedule, int]] = field(
         default_factory=dict, init=False, repr=False
     )
-    _squares: dict[tuple[int, ...], list[float]] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def objective(self) -> Objective:
         return self.config.build_objective()
 
     def plan(self, iteration: int, prompts: Sequence[Prompt]) -> Plan:
-        config, window = self.config, self.config.rollout.window
+        config, window, steps = self.config, self.config.rollout.window, self.config.rollout.steps
         if self.objective.samples == "ode":
             return self._without_noise(iteration, prompts)
-        steps = config.rollout.steps
         if window.kind == "drawn":
-            allowed = self.candidates()
-            drawn = window.draw(allowed, len(prompts), iteration, config.seed)
-            windows = [window.flags(first, steps) for first in drawn]
-            weighted = [step for first in allowed for step in self.trainable(window.flags(first, steps))]
+            every = {first: window.flags(first, steps) for first in self.candidates()}
+            windows = [every[first] for first in window.draw([*every], len(prompts), iteration, config.seed)]
         else:
-            same = window.steps(steps, iteration, config.seed)
-            windows = [same] * len(prompts)
-            weighted = self.trainable(same)
+            every = {0: window.steps(steps, iteration, config.seed)}
+            windows = [every[0]] * len(prompts)
+        # On several ranks prompts of different lengths would take one more passes than another.
+        together = 1 if self.ranks > 1 else config.batch.micro_batch
         groups = tuple(
             self._group(index, prompt, flags, iteration)
             for index, (prompt, flags) in enumerate(zip(prompts, windows, strict=True))
@@ -68,16 +65,11 @@ class Planner:
             iteration=iteration,
             groups=groups,
             group_size=config.batch.group_size,
-            equalizer=self._weights(sorted(set(weighted))),
-            shares=self._filled_shares(groups) if self._prefix_batch > 1 else self.shares,
+            equalizer=self._weights(sorted({step for flags in every.values() for step in self.trainable(flags)})),
+            shares=self._filled_shares(groups) if together > 1 else self.shares,
             network=self.network,
-            prefix_batch=self._prefix_batch,
+            prefix_batch=together,
         )
-
-    @property
-    def _prefix_batch(self) -> int:
-        """Most groups that are batched; on several ranks prompts of different lengths would take one more passes than another."""
-        return 1 if self.ranks > 1 else self.config.batch.micro_batch
 
     def _filled_shares(self, groups: Sequence[Group]) -> tuple[tuple[MicroBatch, ...], ...]:
         """The micro-batches of one rank, filled across groups with the same path."""
@@ -138,11 +130,8 @@ class Planner:
         ]
         steps = [step for step in noisy if self.trains(float(schedule.sigmas[step]))]
         if steps:
-            first, stop = schedule.exploring_range()
-            after = rollout.after_steps
-            if rollout.after_fraction < 1 and stop < schedule.num_steps:
-                after = max(1, round(rollout.after_fraction * (schedule.num_steps - stop)))
-            schedule = schedule.around(rollout.before_steps, after)
+            first, _ = schedule.exploring_range()
+            schedule = schedule.around(rollout.before_steps, rollout.after_steps)
             offset = first - schedule.exploring_range()[0]
         self._windows[flags] = steps, schedule, offset
         return self._windows[flags]
@@ -153,7 +142,7 @@ class Planner:
         for first in window.at or ():
             if first not in allowed:
                 raise ValueError(
-                    f"rollout.window.at names step {first}, but with rollout.steps {steps} it may be {_listed(allowed)}: at others no step "
+                    f"rollout.window.at names step {first}, but with rollout.steps {steps} it may be {', '.join(map(str, allowed))}: at others no step "
                     f"can be trained. {self._why()}"
                 )
         if not allowed:
@@ -162,17 +151,16 @@ class Planner:
 
     def check(self) -> None:
         """Fail before the first rollout if a plan of any iteration cannot work."""
-        config, window = self.config, self.config.rollout.window
+        config, window, steps = self.config, self.config.rollout.window, self.config.rollout.steps
         if self.objective.samples == "ode":
             self._without_noise(0, [Prompt("")])
             return
-        first_seen: dict[tuple[bool, ...], int] = {}
         if window.kind == "drawn":
-            first_seen = {window.flags(first, config.rollout.steps): 0 for first in self.candidates()}
-        for iteration in range(config.iterations) if window.kind != "drawn" else ():
-            first_seen.setdefault(window.steps(config.rollout.steps, iteration, config.seed), iteration)
-        for flags, iteration in first_seen.items():
-            self._group(0, Prompt(""), flags, iteration)
+            windows = {window.flags(first, steps) for first in self.candidates()}
+        else:
+            windows = {window.steps(steps, number, config.seed) for number in range(config.iterations)}
+        for flags in windows:
+            self._group(0, Prompt(""), flags, 0)
         self.shares  # noqa: B018 - raises where ranks and rollouts do not go together
 
     def unexplored(self) -> str | None:
@@ -201,10 +189,7 @@ class Planner:
         """A trained step for measuring the KL, drawn in proportion to its squared sensitivity; the groups' draws are evenly spaced."""
         groups = self.config.batch.prompts
         steps = sorted({step for part in trained for step in part})
-        key = tuple(step + offset for step in steps)
-        if key not in self._squares:
-            self._squares[key] = [float(self.kernel(*self.grid.pair(step)).sensitivity) ** 2 for step in key]
-        squares = self._squares[key]
+        squares = [float(self.kernel(*self.grid.pair(step + offset)).sensitivity) ** 2 for step in steps]
         edges = list(accumulate(squares))
         draw = random.Random(f"gauge/{self.config.seed}/{iteration}").random()
         place = min(bisect(edges, (draw + index) % groups / groups * edges[-1]), len(steps) - 1)
@@ -212,7 +197,7 @@ class Planner:
 
     def _choose(self, steps: list[int], draw: random.Random) -> list[list[int]]:
         config = self.config.update
-        least = config.updates_per_rollout if self._steps_are_dealt else 1
+        least = config.updates_per_rollout if config.deals_steps else 1
         count = max(least, round(config.step_fraction * len(steps)))
         return self._deal(sorted(draw.sample(steps, min(count, len(steps)))), draw)
 
@@ -220,14 +205,9 @@ class Planner:
         config = self.config.update
         if config.permute_steps:
             draw.shuffle(chosen)
-        if not self._steps_are_dealt:
+        if not config.deals_steps:
             return [chosen] * config.updates_per_rollout
         return split_updates(chosen, config.updates_per_rollout)
-
-    @property
-    def _steps_are_dealt(self) -> bool:
-        """True if every update has its own steps; otherwise each trains all steps, of all clips or of its own."""
-        return not self.config.update.repeat and self.config.update.deal == "steps"
 
     def _weights(self, steps: list[int]) -> dict[int, float]:
         surrogate = self.config.surrogate
@@ -236,14 +216,6 @@ class Planner:
         laws = [self.kernel(*self.grid.pair(step)) for step in steps]
         sizes = [law.sensitivity if surrogate.equalize_by == "sensitivity" else 1 / law.std for law in laws]
         return dict(zip(steps, equalizing_weights(torch.stack(sizes), cap=surrogate.equalize_cap).tolist()))
-
-
-def _listed(steps: Sequence[int]) -> str:
-    """Steps as text: a range if they are consecutive."""
-    if not steps:
-        return "none"
-    whole = len(steps) > 1 and len(steps) == steps[-1] - steps[0] + 1
-    return f"{steps[0]} to {steps[-1]}" if whole else ", ".join(map(str, steps))
 
 
 def choose(config: TrainConfig, plan: Plan, advantages: Tensor, valid: Tensor) -> Plan:
@@ -271,16 +243,6 @@ def choose(config: TrainConfig, plan: Plan, advantages: Tensor, valid: Tensor) -
             chosen[dealt % updates].update(unit)
             dealt += 1
     return replace(plan, chosen=tuple(map(frozenset, chosen)), pairs=tuple(pairs))
-
-
-def described(config: TrainConfig) -> str:
-    """A sentence on the clips that each update trains; empty if every update trains all of them."""
-    if config.data.clips is not None:
-        return ""
-    words, updates = [config.build_objective().choice(config.batch)], config.update.updates_per_rollout
-    if config.update.deal == "clips" and updates > 1:
-        words.append(f"dealt out to {updates} updates")
-    return ", ".join(filter(None, words))
 
 
 def foresee(config: TrainConfig, plan: Plan) -> Plan:

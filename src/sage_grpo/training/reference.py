@@ -8,7 +8,19 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from sage_grpo.config.metadata import Speed
+from sage_grpo.config.ranges import Count, checked
 from sage_grpo.objectives.base import Objective
+
+
+@checked
+class AnchorConfig:
+    """Reference policy of the KL and of dpo."""
+
+    every: Count = 10
+    """Optimizer updates between renewals, in modes moving and dual."""
+    offload: Speed[bool] = False
+    """Keep the reference weights in CPU memory."""
 
 
 class Snapshot:

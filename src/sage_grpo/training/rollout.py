@@ -30,11 +30,10 @@ class Record:
     """State before the step: one row per member, or one per group where its members share it."""
     x_next: Tensor
     """State after the step, one row per member; at a fresh noise level the target velocity."""
-    v_old: Tensor | None
+    v_old: Tensor | None = None
     """Velocity of the rollout's policy, rows as in `x`; None when neither a loss term nor the measured KL needs it."""
-    log_prob_old: Tensor | None
-    """Log-probability of the step taken, one value per member. At a fresh noise level the rollout made no pass: None,
-    as `v_old`, if the live policy is the rollout's."""
+    log_prob_old: Tensor | None = None
+    """Of the step taken, one value per member. None, as `v_old`, at a fresh noise level of which the live policy is the rollout's."""
 
 
 @dataclass(frozen=True)
@@ -170,19 +169,8 @@ class Sampler:
             x0, sigma = walk.x, walk.group.sigma(replay.step)
             eps = to_device(self.keys.fresh(replay.members, replay.step, tuple(x0.shape[1:])), x0.device)
             x, x_next = interpolate(x0, eps, sigma), velocity(x0, eps)
-            self._record(walk, replay, self.storage.stored(x), self.storage.stored(x_next))
-
-    def _record(
-        self,
-        walk: _Walk,
-        replay: Replay,
-        x: Tensor,
-        x_next: Tensor,
-        v_old: Tensor | None = None,
-        log_prob: Tensor | None = None,
-    ) -> None:
-        policy = learned(walk.policy, walk.group)
-        self.result.records[replay] = Record(policy, walk.conditions, x, x_next, v_old, log_prob)
+            states = self.storage.stored(x), self.storage.stored(x_next)
+            self.result.records[replay] = Record(walk.learned, walk.conditions, *states)
 
     def _idle(self, network: int, passes: int) -> None:
         batch = self.plan.batches(self.rank)[0]
@@ -207,10 +195,10 @@ class Sampler:
             return
         replay = Replay(levels.labels.index(walk.index), walk.members, shared=False)
         if replay in self.wanted:
-            law = learned(walk.policy, walk.group).at(replay.step, walk.x, step.velocity).gaussian
-            x, x_next = self.storage.stored(walk.x), self.storage.stored(step.velocity)
+            law = walk.learned.at(replay.step, walk.x, step.velocity).gaussian
+            states = self.storage.stored(walk.x), self.storage.stored(step.velocity)
             log_prob = law.log_prob(self.storage.rounded(step.velocity))
-            self._record(walk, replay, x, x_next, log_prob=log_prob)
+            self.result.records[replay] = Record(walk.learned, walk.conditions, *states, log_prob_old=log_prob)
 
     def explore(self, walk: _Walk, step: Step) -> Tensor:
         """Sample a step with noise, and record it."""
@@ -225,13 +213,13 @@ class Sampler:
             x = storage.stored(walk.x) if before is None else before
             keeps = storage.velocities or replay in self.kl_replays
             v_old = to_storage(step.velocity, storage.device) if keeps else None
-            self._record(walk, replay, x, walk.stored, v_old, law.log_prob(x_next))
+            record = Record(walk.learned, walk.conditions, x, walk.stored, v_old, law.log_prob(x_next))
+            self.result.records[replay] = record
         return x_next
 
 
 class _Walk:
-    """Takes clips from noise to data, one step after another: the prefix that groups share until their members branch at the first exploring
-    step (one row per group), or the steps of a micro-batch after that."""
+    """Takes clips from noise to data: the prefix that groups share up to their first exploring step (one row per group), or a micro-batch after it."""
 
     def __init__(
         self, sampler: Sampler, group: Group, rows: Sequence[Member], members: tuple[Member, ...], *, shared: bool
@@ -239,6 +227,7 @@ class _Walk:
         self.sampler, self.group, self.rows, self.members, self.shared = sampler, group, rows, members, shared
         self.conditions = tuple(sampler.conditions[member.group] for member in rows)
         self.policy, self.stepper = sampler.policies(group), Stepper(sampler.solver)
+        self.learned = learned(self.policy, group)
         self.index = 0 if shared else group.shared_steps
         self.stop = group.shared_steps if shared else self.policy.schedule.num_steps
         self.forks = group.shared and not shared

@@ -16,10 +16,9 @@ from sage_grpo.data.groups import Member, MicroBatch
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.world import World
 from sage_grpo.health.statistics import agreements
-from sage_grpo.objectives.advantage import decoupled_advantage, group_advantage
-from sage_grpo.rewards.base import AsyncScoring, CompositeReward
+from sage_grpo.objectives.advantage import AdvantageConfig, decoupled_advantage, group_advantage
+from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.member import Failure, check_failures, describe_failures, merged
-from sage_grpo.training.config import AdvantageConfig, TrainConfig
 from sage_grpo.types import Sound, VideoSpec
 
 
@@ -47,14 +46,12 @@ class Scores:
 
     @classmethod
     def joined(cls, pieces: Sequence[Scores]) -> Scores:
-        first = pieces[0]
+        first, columns = pieces[0], ("groups", "indices", "total")
         return cls(
-            torch.cat([one.groups for one in pieces]),
-            torch.cat([one.indices for one in pieces]),
-            torch.cat([one.total for one in pieces]),
-            {name: torch.cat([one.parts[name] for one in pieces]) for name in first.parts},
-            {title: sum(one.failed[title] for one in pieces) for title in first.failed},
-            merged(failure for one in pieces for failure in one.failures),
+            **{name: torch.cat([getattr(one, name) for one in pieces]) for name in columns},
+            parts={name: torch.cat([one.parts[name] for one in pieces]) for name in first.parts},
+            failed={title: sum(one.failed[title] for one in pieces) for title in first.failed},
+            failures=merged(failure for one in pieces for failure in one.failures),
         )
 
     def gathered(self, world: World, max_failed: float, dtype: torch.dtype = torch.float64) -> Scores:
@@ -127,14 +124,13 @@ def score_here(
     members: Sequence[Member],
     prompts: Sequence[Prompt],
     fps: float,
-    early: AsyncScoring | None = None,
     latents: Tensor | None = None,
     sound: Sound | None = None,
 ) -> Scores:
     """Score clips. `members` and `prompts` have an entry for each clip; `latents` are those that were decoded."""
     texts, metadata = [prompt.text for prompt in prompts], [metadata_of(prompt) for prompt in prompts]
     groups = [member.group for member in members]
-    scores, report = reward.score(videos, texts, fps, metadata, early, latents, groups, sound)
+    scores, report = reward.score(videos, texts, fps, metadata, latents, groups, sound)
     counts = report.counts()
     return Scores(
         groups=torch.tensor(groups, dtype=torch.long),
@@ -146,7 +142,7 @@ def score_here(
     )
 
 
-def describe(scored: Scores, advantages: Tensor, witnesses: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def summary(scored: Scores, advantages: Tensor, witnesses: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     ok = scored.valid
     spread = [scored.total[ok & (scored.groups == g)].std(correction=0) for g in scored.groups[ok].unique()]
     metrics = {
@@ -163,21 +159,20 @@ def describe(scored: Scores, advantages: Tensor, witnesses: Mapping[str, Mapping
     return metrics
 
 
-def advantages_of(config: TrainConfig, reward: CompositeReward, parts: Sequence[str], scores: Scores) -> Tensor:
+def advantages_of(config: AdvantageConfig, reward: CompositeReward, parts: Sequence[str], scores: Scores) -> Tensor:
     """Group-relative advantages of all clips; one column per part (`parts` are their names) if rewards judge parts."""
-    if not any(spec.judges for spec in config.rewards):
-        return _normalized(config.advantage, scores, reward.weights, scores.total)
+    if not reward.judges_parts:
+        return _normalized(config, scores, reward.weights, scores.total)
     columns = []
     for part in parts:
         weights = reward.judging(part)
         total = torch.stack([weight * scores.parts[name] for name, weight in weights.items()] or [scores.total * 0])
-        columns.append(_normalized(config.advantage, scores, weights, total.sum(0)))
+        columns.append(_normalized(config, scores, weights, total.sum(0)))
     return torch.stack(columns, dim=1)
 
 
 def _normalized(config: AdvantageConfig, scores: Scores, weights: Mapping[str, float], total: Tensor) -> Tensor:
+    options: dict[str, Any] = {"valid": scores.valid, "scale": config.scale, "clip": config.clip}
     if config.decoupled and weights:
-        return decoupled_advantage(
-            scores.parts, weights, scores.groups, valid=scores.valid, scale=config.scale, clip=config.clip
-        )
-    return group_advantage(total, scores.groups, valid=scores.valid, scale=config.scale, clip=config.clip)
+        return decoupled_advantage(scores.parts, weights, scores.groups, **options)
+    return group_advantage(total, scores.groups, **options)

@@ -16,8 +16,8 @@ from sage_grpo.distributed.world import World
 from sage_grpo.health.config import SentinelConfig
 from sage_grpo.health.sentinel import Sentinel
 from sage_grpo.models.base import VelocityModel
-from sage_grpo.objectives.trust_region import KlController
 from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.kl_coefficient import KlController
 from sage_grpo.training.optim import Optimizer
 from sage_grpo.training.reference import OldPolicy, PastWeights, ReferencePolicy, Snapshot
 

@@ -18,7 +18,7 @@ from sage_grpo.health.sentinel import Sentinel
 from sage_grpo.health.statistics import ParameterDrift, appearance
 from sage_grpo.models.base import pixels_of
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.engine import MakeWorkers, RolloutEngine
+from sage_grpo.training.engine import RolloutEngine, Workers
 from sage_grpo.training.evaluate import Evaluation, check_evaluation, evaluate
 from sage_grpo.training.inputs import EncodeAhead, Inputs
 from sage_grpo.training.offload import distribute, set_activations
@@ -26,15 +26,7 @@ from sage_grpo.training.plan import Plan
 from sage_grpo.training.planner import choose
 from sage_grpo.training.reference import OldPolicy
 from sage_grpo.training.rollout import Rollout
-from sage_grpo.training.scoring import (
-    ScoredClips,
-    Scores,
-    advantages_of,
-    black_clips,
-    check_groups,
-    describe,
-    preferred,
-)
+from sage_grpo.training.scoring import ScoredClips, Scores, advantages_of, black_clips, check_groups, preferred, summary
 from sage_grpo.training.state import TrainState
 from sage_grpo.training.update import Updater
 from sage_grpo.types import Keep
@@ -56,50 +48,48 @@ class Trainer:
         clock: Clock | None = None,
         *,
         activations: Sequence[Keep] | None = None,
-        workers: MakeWorkers | None = None,
+        workers: Callable[[Trainer], Workers | None] | None = None,
     ) -> None:
-        """`activations` are what each block keeps for the backward pass; `workers` makes workers that sample in place of this process."""
+        """`activations` are what each block keeps for the backward pass; `workers` makes those that sample in place of this process."""
         self.config, self.world, self.clock = config, world or World(), clock or Clock()
         self.inputs, self.model, self.reward, self.held_out = inputs, inputs.model, inputs.reward, inputs.held_out
-        self.objective = config.build_objective()
-        config.check_objective()
+        given = inputs.examples is not None
+        self.engine = RolloutEngine(config, self.model, self.reward, self.world, self.clock, examples=given)
+        self.planner, parts = self.engine.planner, self.engine.parts
+        self.objective = self.planner.objective
         set_activations(config.update.gradient_checkpointing, self.model, activations)
         self.sharding = distribute(self.model, config.parallel, self.world)  # before anything refers to the parameters
         params = self.model.trainable()
         self.drift = ParameterDrift(params)
         self.old = OldPolicy.of(self.objective, params, config.update.updates_per_rollout, config.anchor.offload)
         self.state = TrainState.begin(config, self.model, inputs.prompts, self.old if self.objective.lags else None)
-        self.engine = RolloutEngine(
-            config, self.model, self.reward, world=self.world, clock=self.clock, examples=inputs.examples is not None
-        )
-        self.planner = self.engine.planner
-        parts, old = self.engine.parts, self.old
         self.updater = Updater(
-            config, self.model, self.state, self.sharding, self.objective, parts, old, self.world, self.clock
+            config, self.model, self.state, self.sharding, self.objective, parts, self.old, self.world, self.clock
         )
         self.dims = self.updater.dims
         self.clip_range = self.objective.clip_range(self.dims)
-        self.state.sentinel = Sentinel.of(
-            config.sentinel, self.reward, clips=config.batch.prompts * config.group_size, clip_range=self.clip_range
-        )
-        remedy = f"Set batch.prompts to a multiple of the {self.world.size} data-parallel ranks."
-        check_groups(self.reward, self.planner.shares, config.batch.group_size, remedy, self.world)
-        if self.held_out:
-            check_evaluation(self.reward, len(self.held_out), config.evaluate, config.batch.micro_batch, self.world)
-        if self.objective.differentiates and self.reward.learns_from_clips:
-            pixels_of(self.model)  # refuses models that cannot decode with a graph
-        self.prompt_encoder = EncodeAhead(
-            config, self.model, self.planner, self.held_out, rank=self.world.rank, clock=self.clock
-        )
+        clips = config.batch.prompts * config.group_size
+        self.state.sentinel = Sentinel.of(config.sentinel, self.reward, clips=clips, clip_range=self.clip_range)
+        self._refuse()
+        self.prompt_encoder = EncodeAhead(self.model, self.planner, self.held_out, self.world.rank, self.clock)
         self.needs_clips: Callable[[int], bool] = lambda number: True
         """True if, after so many iterations, an observer needs the clips of the next one; otherwise they are decoded if rewards read them."""
-        self.workers = (
-            None if workers is None else workers(config, self.engine, params, self.state.past, self.clip_range)
-        )
-        if self.workers is None and (config.rollout.on != "here" or self.state.past is not None):
+        self.workers = None if workers is None else workers(self)
+        if workers is None and (config.rollout.on != "here" or self.state.past is not None):
             raise ConfigError(
                 "rollout.on and rollout.staleness need workers: make the trainer with sage_grpo.run.session.assemble."
             )
+
+    def _refuse(self) -> None:
+        """Refuse what the loaded model and rewards cannot do."""
+        config, world = self.config, self.world
+        config.check_objective()  # one of your own is not checked with the configuration
+        remedy = f"Set batch.prompts to a multiple of the {world.size} data-parallel ranks."
+        check_groups(self.reward, self.planner.shares, config.batch.group_size, remedy, world)
+        if self.held_out:
+            check_evaluation(self.reward, len(self.held_out), config.evaluate, config.batch.micro_batch, world)
+        if self.objective.differentiates and self.reward.learns_from_clips:
+            pixels_of(self.model)
 
     def step(self) -> dict[str, float]:
         self.encode_prompts()
@@ -150,17 +140,17 @@ class Trainer:
         """Group-relative advantages of all clips; one column per part if rewards judge parts. A given clip's is its known preference."""
         if self.config.data.clips is not None:
             return scores.total
-        return advantages_of(self.config, self.reward, [part.name for part in self.engine.parts], scores)
+        return advantages_of(self.config.advantage, self.reward, [part.name for part in self.engine.parts], scores)
 
     def _described(self, advantages: Tensor) -> dict[str, float]:
-        times, rewards, workers = self.clock.report(), {}, {} if self.workers is None else self.workers.row
+        times, row = self.clock.report(), {}
         self.engine.vae.observe(times)
         look = self.drift.measure(self.world)
         if not self.plan.examples:
             if self.clips.thumbnails is not None:
                 look |= appearance(self.clips.thumbnails, self.engine.scored(self.plan), self.world)
-            rewards = describe(self.scores, advantages, self.state.sentinel.witnesses)
-        return {**rewards, **look, **workers, **times}
+            row = summary(self.scores, advantages, self.state.sentinel.witnesses)
+        return {**row, **look, **({} if self.workers is None else self.workers.row), **times}
 
     def evaluate(self, after_batch: Callable[[], None] = lambda: None) -> Evaluation:
         """Score the held-out prompts with the ODE; with EMA weights if there are some.
@@ -168,21 +158,15 @@ class Trainer:
         `after_batch` is called after every micro-batch, by all ranks equally often; it may raise.
         """
         config, weights = self.config, self.state.ema.applied() if self.state.ema is not None else nullcontext()
+        settings = dataclasses.replace(config.evaluate, steps=config.evaluate.steps_for(config.model))
 
         def progress(done: int, total: int) -> None:
             self.clock.listen("evaluate", done, total)
             after_batch()
 
         with self.clock("evaluate"), self.engine.vae.decoding(), weights:
-            return evaluate(
-                self.model,
-                self.reward,
-                self.held_out,
-                dataclasses.replace(config.evaluate, steps=config.evaluate.steps_for(config.model)),
-                micro_batch=config.batch.micro_batch,
-                world=self.world,
-                progress=progress,
-            )
+            of = self.model, self.reward, self.held_out, settings
+            return evaluate(*of, micro_batch=config.batch.micro_batch, world=self.world, progress=progress)
 
     def save(
         self, root: Path, meta: Mapping[str, object] | None = None, files: Mapping[str, bytes] | None = None

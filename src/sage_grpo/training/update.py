@@ -62,9 +62,11 @@ class Updater:
         lockstep, anchor = Lockstep(plan), state.anchor
         reference = [False] * plan.updates if anchor is None else anchor.passes(state.updates, plan.updates)
         old_passes = self.objective.old_passes(plan.updates)
-        extra = [needed * self.objective.reference_passes + old for needed, old in zip(reference, old_passes)]
-        rounds = sum(rounds * (1 + more) for rounds, more in zip(lockstep.rounds, extra))
-        tick = self.clock.ticker(rounds + lockstep.probe_rounds)
+        passes = len(lockstep.kl_probes(self.world.rank))
+        for update, (needed, old) in enumerate(zip(reference, old_passes)):
+            extra = needed * (1 + self.objective.in_pairs) + old
+            passes += len(lockstep.replays(self.world.rank, update)) * (1 + extra)
+        tick = self.clock.ticker(passes)
         if self.before is not None:
             self.before.renew()
         if self.old is not None:
@@ -108,7 +110,7 @@ class Updater:
         for one in lockstep.replays(self.world.rank, update):
             step, members = one.replay.step, one.states.members
             group = plan.groups[one.replay.members[0].group]
-            rows = torch.tensor([member.group * plan.group_size + member.index for member in members])
+            rows = torch.tensor([*map(plan.row, members)])
             label = group.label(step)
             items.append(
                 TrainItem(
@@ -151,10 +153,8 @@ class Updater:
         self, items: Sequence[TrainItem], tick: Progress = lambda: None, *, needed: bool = True
     ) -> list[TrainItem]:
         """Add the reference's velocities, if there is one. Where it is not needed the policy equals the reference."""
-        if self.state.anchor is None:
+        if self.state.anchor is None or not needed:
             return list(items)
-        if not needed:
-            return [replace(item, at_reference=True) for item in items]
         with self.state.anchor.applied():
             return [
                 replace(item, v_reference=to_storage(step.velocity, item.record.x.device))
@@ -277,7 +277,7 @@ class Updater:
 
 def _pair(plan: Plan, members: Sequence[Member], rows: Tensor) -> PreferencePair:
     pairs = [plan.partners.get(member, (0, member)) for member in members]
-    partners = torch.tensor([partner.group * plan.group_size + partner.index for _, partner in pairs])
+    partners = torch.tensor([plan.row(partner) for _, partner in pairs])
     sides = torch.tensor([float(side) for side, _ in pairs])
     return PreferencePair(rows, partners, sides, torch.zeros(len(members)))
 

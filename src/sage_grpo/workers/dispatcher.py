@@ -22,11 +22,11 @@ import torch
 from torch import nn
 
 from sage_grpo.distributed.spec import RaySpec
-from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.engine import Conditions, RolloutEngine
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.reference import PastWeights, Snapshot
 from sage_grpo.training.rollout import Record, Rollout
+from sage_grpo.training.trainer import Trainer
 from sage_grpo.workers import ray_pool
 from sage_grpo.workers.messages import (
     RolloutTask,
@@ -259,22 +259,16 @@ class StaleRollouts:
         """No resources to release."""
 
 
-def make_workers(
-    config: TrainConfig,
-    engine: RolloutEngine,
-    params: Mapping[str, nn.Parameter],
-    past: PastWeights | None,
-    clip_range: float,
-) -> Dispatcher | StaleRollouts | None:
-    """The workers of a trainer; None if it samples itself. `past` are old weights, if they sample."""
-    rollout, world = config.rollout, engine.world
-    if rollout.on == "here":
+def make_workers(trainer: Trainer) -> Dispatcher | StaleRollouts | None:
+    """The workers of a trainer; None if it samples itself."""
+    engine, past, world, spec = trainer.engine, trainer.state.past, trainer.world, trainer.config.rollout
+    if spec.on == "here":
         return None if past is None else StaleRollouts(engine, past)
-    ray_pool.check(config, world.processes)
+    ray_pool.check(trainer.config, world.processes)
     if world.size > 1 and engine.model.others:
         raise WorkerError(
             f"rollout.on ray with {world.size} training processes needs a model with one network, and this one has {1 + len(engine.model.others)}: the "
             "processes that share them would not check their workers on the same one. Use one training process."
         )
-    pool = ray_pool.RayWorkerPool(config, engine, world.rank, world.size)
-    return Dispatcher(engine, params, pool, rollout.ray, clip_range, past)
+    pool = ray_pool.RayWorkerPool(trainer.config, engine, world.rank, world.size)
+    return Dispatcher(engine, trainer.state.params, pool, spec.ray, trainer.clip_range, past)

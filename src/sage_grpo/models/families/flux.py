@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from sage_grpo.models.codec import ImageCodec
-from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, FamilyModel, Traits
+from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.inputs import SIDE, LatentGrid, pack, packed_grid, unpack
+from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
 TEXT_TOKENS = 512  # T5 tokens to which the pipeline pads a prompt; the network attends to the padding
 SCHNELL_TEXT_TOKENS = 256

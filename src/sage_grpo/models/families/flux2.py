@@ -9,9 +9,10 @@ from torch import Tensor
 
 from sage_grpo.models import ModelError
 from sage_grpo.models.codec import ImageCodec
-from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, FamilyModel, Traits
+from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.inputs import SIDE, LatentGrid, pack, unpack
+from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, Traits
 
 
 class Flux2Codec(ImageCodec):

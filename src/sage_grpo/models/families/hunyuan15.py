@@ -17,10 +17,11 @@ from sage_grpo.models import ModelError
 from sage_grpo.models.base import Abilities
 from sage_grpo.models.checkpoints.checkpoint import check_components, read_config
 from sage_grpo.models.codec import Codec
-from sage_grpo.models.family import JOINT_ATTENTION, LAST_QUERIES, FamilyModel, Traits
+from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.attention import PackedAttention, split_rotary
 from sage_grpo.models.network.decoding import hunyuan15_pixels
 from sage_grpo.models.network.inputs import LatentGrid, empty, grid_of_clips
+from sage_grpo.models.traits import JOINT_ATTENTION, LAST_QUERIES, Traits
 from sage_grpo.types import VideoSpec
 
 LAYERS_TO_SKIP = 2  # the text embedding is the hidden state this many layers before the last

@@ -14,7 +14,7 @@ from sage_grpo.models import ModelError
 from sage_grpo.models.base import Abilities, StateParts
 from sage_grpo.models.codec import Codec
 from sage_grpo.models.families.ltx import refuse_noise
-from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
+from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.inputs import (
     LatentGrid,
     after_first_frame,
@@ -24,6 +24,7 @@ from sage_grpo.models.network.inputs import (
     seen_tokens,
     unpack,
 )
+from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import Conditioning, Sound, VideoSpec
 
 AUDIO_ATTENTION = tuple(f"audio_{name}" for name in CROSS_ATTENTION)

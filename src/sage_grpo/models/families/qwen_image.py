@@ -12,9 +12,10 @@ from torch import Tensor
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import read_config
 from sage_grpo.models.codec import WanCodec
-from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, LAST_QUERIES, FamilyModel, Traits
+from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.guidance import Guidance
 from sage_grpo.models.network.inputs import SIDE, LatentGrid, pack, packed_grid, unpack
+from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, LAST_QUERIES, Traits
 
 TEXT_TOKENS = 512  # tokens to which the pipeline cuts a prompt
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from sage_grpo.models.checkpoints.checkpoint import check_components, has_component
 from sage_grpo.models.codec import ImageCodec
-from sage_grpo.models.family import IMAGE, JOINT_ATTENTION, LAST_QUERIES, FamilyModel, Traits
+from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.inputs import LatentGrid
+from sage_grpo.models.traits import IMAGE, JOINT_ATTENTION, LAST_QUERIES, Traits
 
 
 class Sd3(FamilyModel):

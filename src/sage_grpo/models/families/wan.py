@@ -16,9 +16,10 @@ from sage_grpo.distributed.context import SequenceParallel
 from sage_grpo.models.base import Abilities
 from sage_grpo.models.checkpoints.checkpoint import check_components, read_config
 from sage_grpo.models.codec import WanCodec
-from sage_grpo.models.family import CROSS_ATTENTION, FamilyModel, Traits
+from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.attention import PlainAttention, split_rotary
 from sage_grpo.models.network.inputs import LatentGrid, after_first_frame, empty, grid_of_clips
+from sage_grpo.models.traits import CROSS_ATTENTION, Traits
 from sage_grpo.types import VideoSpec
 
 TEXT_TOKENS = 512  # length to which the pipelines pad text; also hard-coded in the transformer's image attention

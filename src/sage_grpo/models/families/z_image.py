@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from sage_grpo.models.codec import ImageCodec
-from sage_grpo.models.family import IMAGE, FamilyModel, Traits
+from sage_grpo.models.family import FamilyModel
 from sage_grpo.models.network.inputs import SIDE, LatentGrid
+from sage_grpo.models.traits import IMAGE, Traits
 
 
 class Batched(nn.Module):

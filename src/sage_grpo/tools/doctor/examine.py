@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sage_grpo.distributed.world import World
 from sage_grpo.models.family import FamilyModel
+from sage_grpo.models.policy import pictures_of
 from sage_grpo.plan.architecture import Architecture
 from sage_grpo.plan.description import RunDescription, describe
 from sage_grpo.run.session import assemble
@@ -21,7 +22,7 @@ from sage_grpo.tools.doctor.check import ORDER, Check
 from sage_grpo.tools.doctor.learning import Sample
 from sage_grpo.tools.inspect import instabilities
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.inputs import build, pictures_of
+from sage_grpo.training.inputs import build
 from sage_grpo.training.scoring import metadata_of
 from sage_grpo.training.trainer import Trainer
 

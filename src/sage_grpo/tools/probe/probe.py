@@ -18,7 +18,7 @@ from sage_grpo.data.groups import Member, share_out
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.world import World
 from sage_grpo.models.base import VelocityModel, network_of
-from sage_grpo.models.policy import Policy
+from sage_grpo.models.policy import Policy, conditions_of
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.run.saved import Choice
 from sage_grpo.samplers.kernels import LARGE_ETA, unfit_eta
@@ -27,7 +27,7 @@ from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.windows import Window
 from sage_grpo.tools.probe.estimate import CORRELATION, QUADRUPLE, Advice, Effect, advise, best_step, effect, spread
 from sage_grpo.training.config import BatchConfig, TrainConfig, UpdateConfig
-from sage_grpo.training.inputs import conditions_of, load_rewards, prompts_from
+from sage_grpo.training.inputs import load_rewards, prompts_from
 from sage_grpo.training.plan import Group, Plan
 from sage_grpo.training.planner import Planner
 from sage_grpo.training.rollout import NoiseKeys, Sampler, Storage
@@ -149,7 +149,7 @@ class Prober:
         config, rollout = self.config, self.config.rollout
         rollout = replace(rollout, same_noise=True, share=True)
         if window.kind == "all":
-            rollout = replace(rollout, before_steps=None, after_steps=None, after_fraction=1.0)
+            rollout = replace(rollout, before_steps=None, after_steps=None)
         batch = BatchConfig(
             prompts=self.spec.starts, group_size=self.spec.members, micro_batch=config.batch.micro_batch
         )
