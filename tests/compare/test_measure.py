@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from sage_grpo.recipes import recipe
+from sage_grpo.cli.compare import start as recipe
 from sage_grpo.tools.compare import measure as lab
 from sage_grpo.tools.compare.design import Arm, Suite
 from sage_grpo.tools.compare.prepare import CompareJob, prepare

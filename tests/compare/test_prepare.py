@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sage_grpo.cli import compare
+from sage_grpo.cli.compare import start as recipe
 from sage_grpo.config.parsing import ConfigError
-from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.preflight import preflight
 from sage_grpo.tools.compare.design import Arm, Suite

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from sage_grpo.cli.compare import start as recipe
 from sage_grpo.config.parsing import parse
-from sage_grpo.recipes import recipe
 from sage_grpo.tools.compare import run as comparison
 from sage_grpo.tools.compare import store
 from sage_grpo.tools.compare.design import Arm, Suite

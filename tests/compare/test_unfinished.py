@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import sage_grpo.health.sentinel as sentinel_module
-from sage_grpo.recipes import recipe
+from sage_grpo.cli.compare import start as recipe
 from sage_grpo.tools.compare import measure as lab
 from sage_grpo.tools.compare.design import Arm, Suite
 from sage_grpo.tools.compare.prepare import CompareJob, prepare
