@@ -455,7 +455,7 @@ def test_advantages_are_of_the_total_or_of_what_judges_each_part() -> None:
     ]
     reward = CompositeReward(specs)
     names = ("seen/bright", "heard/bright", "both/bright")
-    assert reward.judging("audio") == {"heard/bright": -2.0, "both/bright": 0.5}
+    assert reward.counting(part="audio") == {"heard/bright": -2.0, "both/bright": 0.5}
     parts = dict(zip(names, torch.tensor([[1.0, 2.0, 1.0, 4.0], [3.0, 1.0, 1.0, 2.0], [8.0, 0.5, 5.0, 1.0]])))
     total = torch.tensor([1.0, 3.0, 2.0, 2.0])
     scored = Scores(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]), total, parts, {})
@@ -472,7 +472,8 @@ def test_advantages_are_of_the_total_or_of_what_judges_each_part() -> None:
     torch.testing.assert_close(
         advantages_of(config, reward, both, scored), torch.tensor([-1.0, 1.0, 0, 0]) * math.sqrt(2)
     )
-    reward = SimpleNamespace(weights={"seen/bright": 3.0, "heard/bright": 1.0})
+    weights = {"seen/bright": 3.0, "heard/bright": 1.0}
+    reward = SimpleNamespace(counting=lambda *given: weights, gated=dict)
     # Three of seen and one of heard, each normalised in its group or not: -3 + 1 and -3 - 1, or -1.5 + 1 and -4.5 - 0.5; then of size 1.
     for scale, clip, first, second in (("group", None, 2.0, 4.0), ("group", 1.0, 2.0, 4.0), ("none", None, 0.5, 5.0)):
         config.advantage = AdvantageConfig(decoupled=True, scale=scale, clip=clip)

@@ -230,7 +230,7 @@ def test_updates_of_unequal_size_are_means_over_their_own_steps(make_config, mak
     plan, rollout, scored = run_up_to_scores(trainer)
     assert [len(part) for part in plan.groups[0].trained] == [1, 2]
     for update in range(2):
-        items = trainer.updater.items(Lockstep(plan), rollout, scored, trainer.advantages(scored), update)
+        items = trainer.updater.items(Lockstep(plan), rollout, scored, trainer.advantages(scored, plan), update)
         assert float(sum(item.weight.sum() for item in items)) == pytest.approx(1.0)
 
 
@@ -246,7 +246,7 @@ def test_passes_that_only_keep_ranks_in_step_have_no_weight(make_config) -> None
         rollout = trainer.sample(plan)
         passes.append(len(calls))
         scored = Scores(torch.zeros(3, dtype=torch.long), torch.arange(3), total, {"bright": total}, {})
-        items = trainer.updater.items(Lockstep(plan), rollout, scored, trainer.advantages(scored), 0)
+        items = trainer.updater.items(Lockstep(plan), rollout, scored, trainer.advantages(scored, plan), 0)
         counts.append(len(items))
         weight += float(sum(item.weight.sum() for item in items))
     assert passes == [2 * 5] * 2  # sharded networks take all ranks to run one

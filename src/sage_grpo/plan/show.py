@@ -42,6 +42,7 @@ def arithmetic(forecast: Forecast) -> dict[str, str]:
         "held noise": forecast.unexplored(),
         "run": f"{config.iterations} iterations = {config.iterations * plan.updates} updates, {judged}",
         "idle": _idle(forecast),
+        "rewards": "; ".join(config.rewards_over_time),
     }
     return {name: text for name, text in rows.items() if text}
 
@@ -187,7 +188,7 @@ def verdict(forecast: Forecast, way: Sequence[Change] = ()) -> Iterator[str]:
 
 
 def short(forecast: Forecast, way: Sequence[Change] = ()) -> list[str]:
-    lines = [text for text in (forecast.advice(), forecast.unexplored()) if text]
+    lines = [text for text in (forecast.advice(), forecast.unexplored(), *forecast.config.rewards_over_time) if text]
     if not forecast.hardware.is_cpu:
         parts = ", ".join(f"{phase.name} {_time(phase.seconds)}" for phase in forecast.phases if phase.seconds >= 0.05)
         lines.append(f"forecast on {forecast.hardware.title}: {parts}")

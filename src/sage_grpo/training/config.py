@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from sage_grpo.config.metadata import Content, Course, Effect, Machine, Record, Speed, Start
 from sage_grpo.config.ranges import Count, Folder, Natural, NotNegative, Positive, Range, Seed, Share, checked, refuse
+from sage_grpo.data.sources import PromptSource, split_file
 from sage_grpo.distributed.spec import ParallelSpec, RaySpec
 from sage_grpo.health.config import SentinelConfig
 from sage_grpo.models.distilled import steps_of
@@ -145,30 +147,41 @@ class AnchorConfig:
 class DataConfig:
     """Prompts."""
 
-    prompts: Content[str] = "shapes"
-    """Training prompts: shapes (the miniature world), starter (160 included prompts), or a .txt, .csv, .json or
-    .jsonl file."""
+    prompts: Content[str | list[PromptSource]] = "shapes"
+    """Training prompts: shapes (the miniature world), starter (160 included prompts), a file or folder, hf:owner/name@COMMIT, or a
+    list of {path, weight}."""
     clips: Content[str | None] = None
     """Clips to learn from instead of rollouts (dpo, sft): a .jsonl or .csv file, or its folder
     (docs/preferences.md)."""
     eval_prompts: Content[str | None] = None
-    """Held-out prompts: a file, shapes or starter_eval. None is those of shapes or starter; with files, no
-    evaluation."""
+    """Held-out prompts: a file, shapes or starter_eval. None is those of shapes, starter or the folder of data.prompts,
+    else no evaluation."""
     encode_ahead: Speed[Count] = 1024
     """Prompts encoded at a time, per rank; with more, text encoders are loaded again."""
 
     def __post_init__(self) -> None:
-        if self.prompts == "starter_eval":
+        paths = [source.path for source in self.sources]
+        if isinstance(self.prompts, str) and self.prompts.startswith("["):
+            raise ValueError(f"data.prompts: each source is {{path: FILE, weight: NUMBER}}, got {self.prompts}.")
+        if len(set(paths)) < len(paths) or not paths:
+            raise ValueError(f"data.prompts must name one or more different sources, got {', '.join(paths) or 'none'}.")
+        if "starter_eval" in paths:
             raise ValueError('data.prompts: "starter_eval" is held out and never trained on. Use "starter".')
-        if self.prompts == self.eval_prompts == "starter":
+        if "starter" in paths and self.eval_prompts == "starter":
             raise ValueError('data.eval_prompts: "starter" is what is trained on. Leave it out, or use "starter_eval".')
+
+    @property
+    def sources(self) -> list[PromptSource]:
+        return [PromptSource(path=self.prompts)] if isinstance(self.prompts, str) else self.prompts
 
     @property
     def held_out(self) -> str | None:
         """Source of the held-out prompts; None is no evaluation."""
-        if self.eval_prompts is not None:
+        if self.eval_prompts is not None or not isinstance(self.prompts, str):
             return self.eval_prompts
-        return {**{name: name for name in WORLDS}, "starter": "starter_eval"}.get(self.prompts)
+        if self.prompts in (*WORLDS, "starter"):
+            return "starter_eval" if self.prompts == "starter" else self.prompts
+        return self.prompts if split_file(Path(self.prompts), "heldout") is not None else None
 
 
 @checked
@@ -311,6 +324,7 @@ class TrainConfig:
                 "rewards: none of them counts (each is metric_only or has only weights of 0), so there is nothing to learn "
                 "from. Give one a weight."
             )
+        self._check_schedules()
         self._check_sigmas()
         self._check_clips()
         if ":" not in self.objective.kind:  # one of your own is checked where it is built
@@ -330,6 +344,11 @@ class TrainConfig:
             raise ValueError(
                 f"data.clips gives clips in place of rollouts, from which objective.kind {kind} cannot learn: use dpo (pairs) or sft, "
                 "for example with the methods dpo and rft, or leave data.clips out."
+            )
+        gated = [reward.title for reward in self.rewards if reward.gate is not None and objective.differentiates]
+        if gated:
+            raise ValueError(
+                f"rewards {gated[0]}: a gate has no gradient, which objective.kind {kind} needs. Leave it out."
             )
         objective.check(self)
         mode, once = self.trust_region.mode, self.update.updates_per_rollout == 1
@@ -362,6 +381,22 @@ class TrainConfig:
             "than that; leave them out": stale and self.optimizer.measures_kl,
         }
         refuse(f"rollout.on {rollout.on} with rollout.staleness {rollout.staleness}", reasons)
+
+    def _check_schedules(self) -> None:
+        """Refuse iterations at which no reward counts."""
+        counting = [reward for reward in self.rewards if reward.counts]
+        numbers = range(self.iterations) if any(reward.schedule for reward in counting) else ()
+        for number in (*numbers, None):
+            if counting and not any(reward.factor(number) for reward in counting):
+                when = "after the last point, where evaluations take it" if number is None else f"at iteration {number}"
+                raise ValueError(
+                    f"rewards: the schedules leave no reward {when}, so that there is nothing to learn from. Give one a factor above 0."
+                )
+
+    @property
+    def rewards_over_time(self) -> list[str]:
+        """Sentences on the rewards' schedules and gates."""
+        return [reward.over_time for reward in self.rewards if reward.over_time]
 
     def _check_sigmas(self) -> None:
         levels, rollout, evaluate = self.model.sigmas, self.rollout, self.evaluate

@@ -158,7 +158,7 @@ class RolloutEngine:
                 if early is not None:
                     shown = [prompts[member.group] for member in batch.members]
                     texts, metadata = [prompt.text for prompt in shown], [metadata_of(prompt) for prompt in shown]
-                    early.add(decoded, texts, metadata, latents)
+                    early.add(decoded, texts, metadata, latents, [prompt.rewards for prompt in shown])
                 tick()
         return videos
 
@@ -185,7 +185,8 @@ class RolloutEngine:
     ) -> Scores:
         members = self.scored(plan)
         shown = [plan.groups[member.group].prompt for member in members]
-        return score_here(self.reward, videos, members, shown, self.model.video.fps, early, latents, sound)
+        fps = self.model.video.fps
+        return score_here(self.reward, videos, members, shown, fps, early, latents, sound, plan.iteration)
 
     def gather(self, scores: Scores) -> Scores:
         return scores.gathered(self.world, self.reward.max_failed_fraction, torch.float32)
@@ -205,7 +206,8 @@ class RolloutEngine:
             for batch, latents in rollout.latents:
                 rows, prompt = [], plan.group_of(batch).prompt
                 for some in latents.split(together):
-                    rows.append(self.reward.gradient(some, pixels, prompt.text, video.fps, metadata_of(prompt)))
+                    about = metadata_of(prompt), prompt.rewards, plan.iteration
+                    rows.append(self.reward.gradient(some, pixels, prompt.text, video.fps, *about))
                     for _ in some:
                         tick()
                 signals[batch.members] = torch.cat(rows).to(torch.float32)

@@ -87,6 +87,7 @@ def settings(run: RunDescription, remarks: Sequence[str]) -> Check:
     value = "no prompt is a copy or held out and trained on"
     if run.distilled is not None:
         value += f"; distilled ({run.distilled.evidence}), and sampled as its authors do"
+    value = "; ".join([value, *run.config.rewards_over_time])
     return Check("settings", "warn" if remarks else "pass", " ".join(remarks) or value, float(len(remarks)))
 
 
