@@ -143,6 +143,20 @@ def mixed(make_config, tmp_path: Path) -> TrainConfig:
     )
 
 
+def test_advantages_reach_the_update_with_tasks_and_iteration(mixed: TrainConfig, make_trainer) -> None:
+    trainer = make_trainer(replace(mixed, advantage=AdvantageConfig(scale="none", decoupled=True)))
+    plan = trainer.planner.plan(2, trainer.state.stream.take(2))
+    scores = trainer.score(trainer.sample(plan), plan)
+    routes = [prompt.rewards for prompt in plan.prompts]
+    assert set(routes) == {(), ("dim",)}
+    found = trainer.advantages(scores, plan)
+    assert torch.equal(found, advantages_of(trainer.config, trainer.reward, (), scores, routes, 2))
+    assert not torch.equal(found, advantages_of(trainer.config, trainer.reward, (), scores, routes, None))
+    total = scores.parts["bright"] * -(0.5 + 0.5 / 3)
+    own = torch.tensor([routes[group] == ("dim",) for group in scores.groups.tolist()])
+    torch.testing.assert_close(scores.total[own], total[own])
+
+
 def rows_of(out: str) -> list[dict[str, float]]:
     rows = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
     clocks = ("time/", "memory/", "eval_seconds", "sentinel/seconds")
