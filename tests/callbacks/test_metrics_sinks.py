@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,7 +119,7 @@ def fake_wandb(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             raise FakeError("wandb.Video requires moviepy when passing raw data")
         return Path(given).read_bytes()
 
-    module = SimpleNamespace(init=init, Video=video, errors=SimpleNamespace(Error=FakeError), logs=logs)
+    module = SimpleNamespace(init=init, Video=video, Table=dict, errors=SimpleNamespace(Error=FakeError), logs=logs)
     monkeypatch.setitem(sys.modules, "wandb", module)
     return module
 
@@ -129,9 +130,17 @@ def test_wandb_without_a_key_logs_offline_and_gets_the_files(fake_wandb: SimpleN
     file = tmp_path / "a.mp4"
     file.write_bytes(b"clip")
     metrics.write(1, {"reward/total": 0.5})
-    metrics.show(1, ShownClips("held_out", torch.zeros(1, 1, 8, 8, 3), ["a"], 8.0, [file]))
+    clips = ShownClips("held_out", torch.zeros(1, 1, 8, 8, 3), ["a"], 8.0, [file])
+    metrics.show(1, clips)
+    metrics.show(2, replace(clips, scores=[{"TA": 0.25, "total": None}]))
     metrics.close()
-    logs = [{"reward/total": 0.5, "iteration": 1}, {"held_out": [b"clip"], "iteration": 1}, {"finished": True}]
+    table = {"columns": ["prompt", "clip", "TA", "total"], "data": [["a", b"clip", 0.25, None]]}
+    logs = [
+        {"reward/total": 0.5, "iteration": 1},
+        {"held_out": [b"clip"], "iteration": 1},
+        {"held_out": [b"clip"], "iteration": 2, "held_out_scores": table},
+        {"finished": True},
+    ]
     assert fake_wandb.logs == logs
 
 

@@ -91,7 +91,7 @@ def _judged(options: Options, clips: Sequence[ClipRequest]) -> tuple[CompositeRe
     prompts = [clip.prompt for clip in clips]
     check_routes(options.rewards, prompts)
     rows = [
-        ScoredVideo(clip.file, one.text, {**one.metadata, **one.columns(absolute=True)}, one.rewards)
+        ScoredVideo(clip.file, one.text, {**one.metadata, **one.columns(absolute=True)}, rewards=one.rewards)
         for clip, one in zip(clips, prompts)
     ]
     return judge(options.rewards, rows, choose_device(options.model.device)), rows

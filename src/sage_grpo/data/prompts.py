@@ -117,7 +117,9 @@ def rows_in(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         lines = [words.strip() for words in text.split("\n")]
         comments = sum(words.startswith("#") for words in lines)
         if comments and path.suffix == ".txt":
-            warnings.warn(f"{path}: lines that begin with # are comments and skipped, {comments} of them.", stacklevel=4)
+            warnings.warn(
+                f"{path}: lines that begin with # are comments and skipped, {comments} of them.", stacklevel=4
+            )
         for number, words in enumerate(lines, 1):
             where = f"{path}, line {number}"
             if path.suffix == ".jsonl" and words:

@@ -37,7 +37,6 @@ class ScoredVideo:
     video: str  # path relative to the folder
     prompt: str
     metadata: dict[str, Any] = field(default_factory=dict)  # the other columns of its prompt's row
-    rewards: tuple[str, ...] = ()  # the rewards that its prompt names
     fps: float = math.nan
     frames: int = 0
     height: int = 0
@@ -45,6 +44,7 @@ class ScoredVideo:
     scores: dict[str, float] = field(default_factory=dict)
     """Every part, and `total` if weights were given; NaN if it could not be scored."""
     reason: str = ""  # reason for a missing score, or a reward's remark
+    rewards: tuple[str, ...] = ()  # the rewards that its prompt names
 
 
 def find_videos(folder: Path) -> list[Path]:
@@ -116,7 +116,7 @@ def score_videos(
     names = [path.relative_to(videos).as_posix() for path in paths]
     shown = read_prompts(prompts, names)
     check_routes(rewards, shown)
-    rows = [ScoredVideo(name, one.text, metadata_of(one), one.rewards) for name, one in zip(names, shown)]
+    rows = [ScoredVideo(name, one.text, metadata_of(one), rewards=one.rewards) for name, one in zip(names, shown)]
     composite = judge(rewards, rows, device)
     for batch, clips in _batches(paths, rows, 1 if composite.hears else batch_size):  # sounds differ in length
         sound = read_sound(videos / batch[0].video) if composite.hears else None

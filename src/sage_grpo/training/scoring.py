@@ -154,12 +154,14 @@ def score_here(
 
 def describe(scored: Scores, advantages: Tensor, witnesses: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     ok = scored.valid
-    spread = [scored.total[ok & (scored.groups == g)].std(correction=0) for g in scored.groups[ok].unique()]
+    totals = [scored.total[ok & (scored.groups == g)] for g in scored.groups[ok].unique()]
+    spread = [one.std(correction=0) for one in totals]
     metrics = {
         "reward/total": float(scored.total[ok].mean()),
         "reward/std": float(scored.total[ok].std(correction=0)),
         "reward/group_std": float(torch.stack(spread).nanmean()),
         "reward/failed": float((~ok).sum()),
+        "zero_std_ratio": sum(bool(one.min() == one.max()) for one in totals) / len(totals),
         "advantage/std": float(advantages.std(correction=0)),
         "advantage/largest": float(advantages.abs().max()),
     }
