@@ -62,7 +62,7 @@ def test_parameters_of_published_checkpoints(name: str) -> None:
 
 def test_published_settings_are_what_they_were() -> None:
     """Facts of other people's files. After a change that is meant: the new beginning of the sum."""
-    assert hashlib.sha256(repr(PUBLISHED).encode()).hexdigest()[:16] == "6d7b0f4e529ad3f4"
+    assert hashlib.sha256(repr(PUBLISHED).encode()).hexdigest()[:16] == "b7cfb42fa4623301"
 
 
 SLOW_KINDS = [pytest.param(kind, 4, marks=pytest.mark.slow) for kind in ("wan22_5b_t2v", "ltx2", "qwen_image_edit")]

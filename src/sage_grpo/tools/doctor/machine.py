@@ -83,7 +83,7 @@ def files(config: TrainConfig, ranks: int = 1) -> tuple[Check, list[str]]:
 def settings(run: RunDescription, remarks: Sequence[str]) -> Check:
     """The remarks of preflight (prompts that are trained on and held out, copies, a slow dtype, idle workers), and a distilled checkpoint's
     guidance and steps against those of its authors."""
-    remarks = [*remarks, *filter(None, [run.advice()])]
+    remarks = [*remarks, *filter(None, [run.advice(), run.size_advice()])]
     value = "no prompt is a copy or held out and trained on"
     if run.distilled is not None:
         value += f"; distilled ({run.distilled.evidence}), and sampled as its authors do"
