@@ -68,7 +68,7 @@ def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text("not parquet")
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "pyarrow", None)
-        with pytest.raises(ValueError, match=r'p\.parquet: .* pip install "sage-grpo\[parquet\]"'):
+        with pytest.raises(ValueError, match=r'p\.parquet needs .* pip install "sage-grpo\[parquet\]"'):
             load_prompts(file)
     arrow, parquet = needs.module("pyarrow"), needs.module("pyarrow.parquet", "pyarrow")
     with pytest.raises(ValueError, match="cannot be read as parquet"):

@@ -137,12 +137,3 @@ def test_unknown_parts_of_a_gate_are_refused(gate: Gate, says: str) -> None:
 def test_what_a_schedule_and_a_gate_cannot_be(options: dict, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         RewardSpec(name="clip", **options)
-
-
-def test_they_are_sentences() -> None:
-    spec = RewardSpec(name="clip", schedule=[[0, 0.0], [50, 1.0]], gate=Gate(part="VQ", floor=0.2, only=["TA"]))
-    assert spec.over_time == (
-        "reward clip: weights x 0 at iteration 0, x 1 at iteration 50; TA count as 0 where VQ < 0.2"
-    )
-    assert "all parts but level count as -1 where level < 20" in RewardSpec(name="clip", gate=GATE).over_time
-    assert not RewardSpec(name="clip").over_time

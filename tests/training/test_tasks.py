@@ -13,11 +13,13 @@ import pytest
 import torch
 
 from sage_grpo.data.sources import PromptSource
+from sage_grpo.plan.description import describe
 from sage_grpo.plan.show import opening
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.rewards.spec import Gate, RewardSpec
 from sage_grpo.run import identity
 from sage_grpo.run.session import run
+from sage_grpo.tools.doctor import machine
 from sage_grpo.training.config import AdvantageConfig, DataConfig, TrainConfig
 from sage_grpo.training.scoring import Scores, advantages_of
 
@@ -198,8 +200,12 @@ def test_a_run_says_what_its_rewards_do(mixed: TrainConfig) -> None:
         "reward two_parts: all parts but level count as 0 where level < 0.49",
         "reward dim: weights x 0.5 at iteration 1, x 1 at iteration 4",
     ]
-    shapes = TrainConfig(rewards=[RewardSpec(name="shapes", weights={"TA": 1.0}, schedule=[[0, 0.5], [4, 1.0]])])
-    assert "reward shapes: weights x 0.5 at iteration 0, x 1 at iteration 4" in opening(shapes, 1)
+    gate = Gate(part="VQ", floor=0.2, only=["TA"])
+    shapes = RewardSpec(name="shapes", weights={"TA": 1.0}, schedule=[[0, 0.5], [4, 1.0]], gate=gate)
+    said = "reward shapes: weights x 0.5 at iteration 0, x 1 at iteration 4; TA count as 0 where VQ < 0.2"
+    assert said in opening(TrainConfig(rewards=[shapes]), 1)
+    assert said in machine.settings(describe(TrainConfig(rewards=[shapes])), []).value
+    assert not TrainConfig().rewards_over_time
 
 
 def test_iterations_without_any_reward_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,16 +36,20 @@ def split_file(folder: Path, split: Split) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _library(name: str, extra: str, source: object) -> Any:
     try:
-        from pyarrow import ArrowException, parquet
+        return import_module(name)
     except ImportError as error:
         raise ValueError(
-            f'{path}: reading parquet needs a package that is not installed: pip install "sage-grpo[parquet]".'
+            f'{source} needs a package that is not installed: pip install "sage-grpo[{extra}]".'
         ) from error
+
+
+def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    arrow = _library("pyarrow", "parquet", path)
     try:
-        rows = parquet.read_table(path).to_pylist()
-    except ArrowException as error:
+        rows = _library("pyarrow.parquet", "parquet", path).read_table(path).to_pylist()
+    except arrow.ArrowException as error:
         raise ValueError(f"{path} cannot be read as parquet: {error}") from error
     for number, row in enumerate(rows):
         yield f"{path}, row {number}", row
@@ -53,12 +58,7 @@ def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def dataset_rows(name: str, split: Split) -> Iterator[tuple[str, dict[str, Any]]]:
     """Rows of `hf:owner/name@COMMIT`, or with `:SPLIT` at the end. Only data is read: `datasets` of this version runs no code of a repository."""
     repo, commit, given = pinned_dataset(name.removeprefix(HUB))
-    try:
-        import datasets
-    except ImportError as error:
-        raise ValueError(
-            f'{name}: datasets of the hub need a package that is not installed: pip install "sage-grpo[datasets]".'
-        ) from error
+    datasets = _library("datasets", "datasets", name)
     if int(datasets.__version__.split(".")[0]) < 4:
         raise ValueError(
             f"{name}: datasets {datasets.__version__} can run code of a repository; pip install -U 'datasets>=4'."

@@ -75,7 +75,7 @@ def prompt_remarks(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> lis
             "has not seen. Keep data.eval_prompts apart from data.prompts."
         )
     for kind, rows in (("training", prompts), ("held-out", held_out)):
-        often = Counter((_meaning(one), one.seed, stable(dict(one.metadata))) for one in rows)
+        often = Counter((_meaning(one), one.seed, one.rewards, stable(dict(one.metadata))) for one in rows)
         copies = len(rows) - len(often)
         if copies:
             most, times = often.most_common(1)[0]
