@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from wiring_table import BY_GRADIENT, changed
 
 from sage_grpo.data.sources import PromptSource
 from sage_grpo.plan.description import describe
@@ -137,6 +138,7 @@ def mixed(make_config, tmp_path: Path) -> TrainConfig:
                 name="trainer_toys:two_parts",
                 weights={"level": 1.0, "texture": 1.0},
                 gate=Gate(part="level", floor=0.49),
+                overlap=True,
             ),
             RewardSpec(
                 name="trainer_toys:bright", label="dim", weights={"bright": -1.0}, schedule=[[1, 0.5], [4, 1.0]]
@@ -157,6 +159,22 @@ def test_advantages_reach_the_update_with_tasks_and_iteration(mixed: TrainConfig
     total = scores.parts["bright"] * -(0.5 + 0.5 / 3)
     own = torch.tensor([routes[group] == ("dim",) for group in scores.groups.tolist()])
     torch.testing.assert_close(scores.total[own], total[own])
+    assert torch.equal(scores.parts["level"].isnan(), own), "scored as clips are decoded, in a thread of its own"
+
+
+def test_gradients_know_tasks_and_iteration(mixed: TrainConfig, make_trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"rewards": [replace(mixed.rewards[1], options={"differentiable": True})], **BY_GRADIENT}
+    trainer = make_trainer(changed(mixed, {name: one for name, one in options.items() if "[]" not in name}))
+    plan = trainer.planner.plan(2, trainer.state.stream.take(2))
+    asked: list[Any] = []
+
+    def gradient(latents: torch.Tensor, pixels: Any, text: str, fps: float, metadata: Any, *about: Any) -> torch.Tensor:
+        asked.append(about)
+        return latents
+
+    monkeypatch.setattr(trainer.reward, "gradient", gradient)
+    trainer.engine.differentiate(plan, trainer.sample(plan))
+    assert set(asked) == {((), 2), (("dim",), 2)}
 
 
 def rows_of(out: str) -> list[dict[str, float]]:
