@@ -132,7 +132,7 @@ class CompositeReward:
     ) -> dict[str, float]:
         """Weights in the total at an iteration (None: at the end of the schedules) of clips whose prompts name these rewards; with `part`,
         of the rewards that judge this part of a clip."""
-        weights = {}
+        weights: dict[str, float] = {}
         for member in self._members:
             if member.counts(route) and (part is None or member.spec.judges in ("", part)):
                 factor = member.spec.factor(iteration)
