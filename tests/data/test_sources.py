@@ -160,9 +160,11 @@ def test_a_list_of_sources_is_an_option(tmp_path: Path) -> None:
         ("b dog", ("clip",), 1.0),
     ]
     assert held_out == []
+    plain = parse(TrainConfig, ["--data.prompts", '["a", {"path": "b", "weight": 2}]'], prog="train").data
+    assert plain.sources == [PromptSource(path="a"), PromptSource(path="b", weight=2.0)]
     for value, says in (
         ('[{"path": "a", "weight": 0}]', r"data.prompts\[0\].weight must be positive"),
-        ('[{"pth": "a"}]', "data.prompts: each source is {path: FILE, weight: NUMBER}"),
+        ('[{"pth": "a"}]', "data.prompts: a source is a FILE or {path: FILE, weight: NUMBER}, got"),
         ('[{"path": "a"}, {"path": "a"}]', "one or more different sources, got a, a"),
         ("[]", "one or more different sources, got none"),
         ('[{"path": "starter_eval"}]', "held out and never trained on"),

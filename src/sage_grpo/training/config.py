@@ -147,9 +147,9 @@ class AnchorConfig:
 class DataConfig:
     """Prompts."""
 
-    prompts: Content[str | list[PromptSource]] = "shapes"
+    prompts: Content[str | list[PromptSource | str]] = "shapes"
     """Training prompts: shapes (the miniature world), starter (160 included prompts), a file or folder, hf:owner/name@COMMIT, or a
-    list of {path, weight}."""
+    list of these, or of {path, weight}."""
     clips: Content[str | None] = None
     """Clips to learn from instead of rollouts (dpo, sft): a .jsonl or .csv file, or its folder
     (docs/preferences.md)."""
@@ -161,8 +161,8 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         paths = [source.path for source in self.sources]
-        if isinstance(self.prompts, str) and self.prompts.startswith("["):
-            raise ValueError(f"data.prompts: each source is {{path: FILE, weight: NUMBER}}, got {self.prompts}.")
+        if unread := [path for path in paths if path.startswith("[")]:
+            raise ValueError(f"data.prompts: a source is a FILE or {{path: FILE, weight: NUMBER}}, got {unread[0]}.")
         if len(set(paths)) < len(paths) or not paths:
             raise ValueError(f"data.prompts must name one or more different sources, got {', '.join(paths) or 'none'}.")
         if "starter_eval" in paths:
@@ -172,7 +172,8 @@ class DataConfig:
 
     @property
     def sources(self) -> list[PromptSource]:
-        return [PromptSource(path=self.prompts)] if isinstance(self.prompts, str) else self.prompts
+        listed = [self.prompts] if isinstance(self.prompts, str) else self.prompts
+        return [PromptSource(path=one) if isinstance(one, str) else one for one in listed]
 
     @property
     def held_out(self) -> str | None:
