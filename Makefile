@@ -16,7 +16,7 @@ install: $(STAMP) ## Virtual environment with pinned versions and an editable in
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@echo "Installing (about two minutes the first time) ..."
-	@$(PY) -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev,server,wandb,ray]'
+	@$(PY) -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev,server,wandb,ray,parquet]'
 	@touch $@
 
 demo: install ## Train the miniature video model on the CPU and show what changed

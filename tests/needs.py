@@ -19,6 +19,7 @@ import pytest
 HOW = {
     "chromium": "`tests/browser/install.sh` as root, `python -m playwright install chromium` as anybody, or name one in SAGE_GRPO_CHROMIUM",
     "playwright": "pip install -e '.[dev]'",
+    "pyarrow": "pip install -e '.[parquet]'",
     "wandb": "pip install -e '.[wandb]'",
     "ray": "pip install -e '.[ray]'",
     "git": "install git, and test a clone of the repository",

@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+import needs
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -41,6 +43,24 @@ def test_links_of_pages_hold_where_they_are_shown() -> None:
         assert site.relinked(text, file, page) == wanted
     with pytest.raises(FileNotFoundError, match=r"links to docs/nowhere\.md"):
         site.relinked("[f](docs/nowhere.md)", "README.md", "index.md")
+
+
+SCRIPTS = [*(ROOT / "scripts").glob("*.sh"), ROOT / "tests" / "browser" / "install.sh", ROOT / ".ci" / "run"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_shell_scripts_parse(script: Path) -> None:
+    """A scheduler would find it out only once the job has its nodes."""
+    done = subprocess.run([needs.program("bash"), "-n", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_image_is_made_of_files_that_docker_may_copy() -> None:
+    copied = re.findall(r"^COPY (.+) \S+$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+    files = " ".join(copied).split()
+    allowed = re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text(), flags=re.MULTILINE)
+    assert set(files) == set(allowed)
+    assert all((ROOT / name).exists() for name in files)
 
 
 @pytest.mark.slow

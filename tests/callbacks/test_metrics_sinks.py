@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 
 import sage_grpo.callbacks.observers as samples_module
 import trainer_toys
+from documents import blocks
 from sage_grpo.callbacks.journal import Journal, read_rows
 from sage_grpo.callbacks.metrics import Metrics, ShownClips, TensorBoard
 from sage_grpo.run.session import run as train
@@ -118,7 +120,7 @@ def fake_wandb(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             raise FakeError("wandb.Video requires moviepy when passing raw data")
         return Path(given).read_bytes()
 
-    module = SimpleNamespace(init=init, Video=video, errors=SimpleNamespace(Error=FakeError), logs=logs)
+    module = SimpleNamespace(init=init, Video=video, Table=dict, errors=SimpleNamespace(Error=FakeError), logs=logs)
     monkeypatch.setitem(sys.modules, "wandb", module)
     return module
 
@@ -129,10 +131,34 @@ def test_wandb_without_a_key_logs_offline_and_gets_the_files(fake_wandb: SimpleN
     file = tmp_path / "a.mp4"
     file.write_bytes(b"clip")
     metrics.write(1, {"reward/total": 0.5})
-    metrics.show(1, ShownClips("held_out", torch.zeros(1, 1, 8, 8, 3), ["a"], 8.0, [file]))
+    clips = ShownClips("held_out", torch.zeros(1, 1, 8, 8, 3), ["a"], 8.0, [file])
+    metrics.show(1, clips)
+    metrics.show(2, replace(clips, scores=[{"TA": 0.25, "total": None}]))
     metrics.close()
-    logs = [{"reward/total": 0.5, "iteration": 1}, {"held_out": [b"clip"], "iteration": 1}, {"finished": True}]
+    table = {"columns": ["prompt", "clip", "TA", "total"], "data": [["a", b"clip", 0.25, None]]}
+    logs = [
+        {"reward/total": 0.5, "iteration": 1},
+        {"held_out": [b"clip"], "iteration": 1},
+        {"held_out": [b"clip"], "iteration": 2, "held_out_scores": table},
+        {"finished": True},
+    ]
     assert fake_wandb.logs == logs
+
+
+def test_the_sink_for_swanlab_that_the_page_shows(monkeypatch, tmp_path: Path) -> None:
+    """It runs here against a stand-in with the calls of swanlab's own page."""
+    logs: list[Any] = []
+    run = SimpleNamespace(log=lambda data, step: logs.append((step, data)), finish=lambda: logs.append("finished"))
+    swanlab = SimpleNamespace(init=lambda project, experiment_name, logdir, config: logs.append(experiment_name) or run)
+    monkeypatch.setitem(sys.modules, "swanlab", swanlab)
+    (block,) = (block for block in blocks("python") if block.text.startswith("# swan.py"))
+    (tmp_path / "swan.py").write_text(block.text)
+    monkeypatch.syspath_prepend(tmp_path)
+    metrics = open_sinks(tmp_path / "warm", sinks=["swan:SwanLab"])
+    metrics.write(1, {"reward/total": 0.5})
+    metrics.show(1, ShownClips("held_out", torch.zeros(1, 1, 8, 8, 3), ["a"], 8.0))
+    metrics.close()
+    assert logs == ["warm", (1, {"reward/total": 0.5}), "finished"]
 
 
 @pytest.fixture

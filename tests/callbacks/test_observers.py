@@ -248,13 +248,17 @@ def test_clips_are_saved_on_the_beat_and_at_the_end_and_shown_where_they_are(tra
         trainer.state.iteration = number
         videos.after({})
     assert sorted(file.name for file in tmp_path.glob("*.mp4")) == [f"rollout-00000{n}-00.mp4" for n in (2, 4, 5)]
-    result = SimpleNamespace(clips=trainer.clips.videos, captions=["c", "d"], rows=(), sound=None)
+    rows = [
+        {"prompt": "p", "scores": {"TA": worth}, "clip": place} for worth, place in ((0.1, 1), (0.2, None), (0.3, 0))
+    ]
+    result = SimpleNamespace(clips=trainer.clips.videos, captions=["c", "d"], rows=rows, sound=None)
     videos.evaluated(result)  # type: ignore[arg-type]
     ((number, clips),) = shown
     assert (number, clips.name, clips.captions, clips.fps) == (5, "held_out", ["c", "d"], 8.0)
     assert torch.equal(clips.pixels, trainer.clips.videos)
     assert [file.name for file in clips.files] == ["heldout-000005-00.mp4", "heldout-000005-01.mp4"]
     assert all(file.is_file() for file in clips.files)
+    assert clips.scores == [{"TA": 0.3}, {"TA": 0.1}]
     trainer.world.is_main = False
     assert not any(videos.shows(number) for number in range(5))
 

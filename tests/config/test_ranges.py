@@ -30,7 +30,7 @@ def dataclasses_in(hint: Any) -> Iterator[type]:
 
 OPTIONS = [importlib.import_module(f"sage_grpo.cli.{command.module}").Options for command in COMMANDS.values()]
 PARTS = list(dict.fromkeys(part for options in OPTIONS for part in dataclasses_in(options)))
-NEEDED = {"name": "x", "path": "x", "rewards": [RewardSpec(name="x")]}
+NEEDED = {"name": "x", "path": "x", "part": "x", "floor": 0.0, "rewards": [RewardSpec(name="x")]}
 
 
 def instance(part: type) -> Any:

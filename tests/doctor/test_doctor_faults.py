@@ -187,6 +187,18 @@ def test_rewards_of_a_rollout(clips, monkeypatch) -> None:
 
 
 @pytest.mark.slow
+def test_a_reward_that_no_prompt_names_is_no_fault(clips, monkeypatch) -> None:
+    sample, videos = clips
+    specs = [RewardSpec(name=f"doctor_rewards:{name}", batch_size=0) for name in ("judged", "luma")]
+    groups = (replace(one, prompt=replace(one.prompt, rewards=("judged",))) for one in sample.plan.groups)
+    routed = Sample(sample.trainer, replace(sample.plan, groups=tuple(groups)))
+    monkeypatch.setattr(sample.trainer, "reward", CompositeReward(specs))
+    monkeypatch.setattr(sample.trainer.engine, "reward", sample.trainer.reward)
+    vars(routed)["rollout"] = sample.rollout
+    assert {finding.status for finding in examine.of_reward(routed, videos)} == {"pass"}
+
+
+@pytest.mark.slow
 def test_exploring_too_much_is_not_answered_with_more(clips, monkeypatch) -> None:
     sample, _ = clips
     kernel = KernelSpec(name="sage", eta=3.0)
@@ -271,4 +283,5 @@ def test_prompts_that_are_not_apart() -> None:
         assert text in machine.settings(describe(recipe("shapes/sage")), remarks(training, held_out)).value
     seeds = [Prompt("a cat", seed=1), Prompt("a cat", seed=2)]
     assert not prompt_remarks(seeds, []), "one prompt from two noises is two tasks"
+    assert not prompt_remarks([Prompt("a cat", rewards=(name,)) for name in ("clip", "ocr")], [])
     assert machine.settings(describe(recipe("shapes/sage")), []).status == "pass"

@@ -206,6 +206,7 @@ def test_what_a_plan_knows_of_published_checkpoints() -> None:
         "Wan2.2-T2V-A14B-Diffusers": (3.0, None, 0.875),
         "Wan2.2-TI2V-5B-Diffusers": (5.0, None, None),
         "stable-diffusion-3.5-large": (3.0, None, None),
+        "stable-diffusion-3.5-medium": (3.0, None, None),
     }
     for name, fact in facts.items():
         known = PUBLISHED[name]

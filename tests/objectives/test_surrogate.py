@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
 
+from sage_grpo.objectives.options import ObjectiveSpec, SurrogateConfig
 from sage_grpo.objectives.policy_gradient import (
+    PolicyGradient,
     centred_log_ratio,
     clipped_surrogate,
     equalizing_weights,
@@ -39,6 +43,18 @@ def test_the_clipped_loss_by_hand() -> None:
     assert not terms.ratio.requires_grad
     terms.loss.sum().backward()
     torch.testing.assert_close(log_ratio.grad, torch.where(terms.inactive, 0.0, -ratio * advantage))
+
+
+def test_flow_grpos_metrics_by_hand() -> None:
+    """Its clipfrac counts every ratio outside the range; where another rule than a range drops clips there is none."""
+    ratio = torch.tensor([1.5, 0.5, 1.125, 1.0])
+    step = SimpleNamespace(log_prob=ratio.log(), log_prob_old=torch.zeros(4), dims=64)
+    found = PolicyGradient(ObjectiveSpec(), SurrogateConfig(clip_range=0.25)).metrics(step)  # type: ignore[arg-type]
+    torch.testing.assert_close(found["approx_kl"], ratio.log() ** 2 / 2)
+    assert found["clipfrac"].tolist() == [1.0, 1.0, 0.0, 0.0]
+    for options in ({"kind": "kl_mask"}, {"centred": True}):
+        other = PolicyGradient(ObjectiveSpec(), SurrogateConfig(**options)).metrics(step)  # type: ignore[arg-type]
+        assert list(other) == ["approx_kl"]
 
 
 def test_the_masked_loss_by_hand() -> None:

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from sage_grpo.models.spec import ModelSpec
-from sage_grpo.plan import hardware
+from sage_grpo.plan import hardware, show
 from sage_grpo.plan.costs import forecast
 from sage_grpo.plan.description import describe
 from sage_grpo.plan.formulas import COMPUTE, GIB, HUNYUAN15, HUNYUAN15_VAE, MASTER, RunShape, differentiating_memory
 from sage_grpo.recipes import recipe
+from sage_grpo.recipes.targets import using
 from sage_grpo.samplers.windows import Window
 from sage_grpo.training import offload
 from sage_grpo.training.config import TrainConfig
@@ -138,3 +139,30 @@ def test_several_iterations_are_looked_at_where_windows_move(window: dict, one: 
     plans = describe(config).plans
     assert (len(plans) == 1) == one
     assert plans[0].iteration == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "options"),
+    [
+        ("sd35", 24, {}),
+        ("flux", 48, {}),
+        ("qwen_image", 48, {}),
+        ("wan22_5b", 48, {}),
+        ("wan22_5b", 24, {"model.frames": 61}),
+    ],
+)
+@pytest.mark.parametrize("method", ["branch", "sage"])
+def test_targets_fit_the_gpus_that_the_page_names(name: str, gib: float, options: dict, method: str) -> None:
+    if (gib, method, name) == (24, "sage", "wan22_5b"):
+        options = {**options, "rollout.offload": True}
+    config = using(recipe(f"{name}/{method}"), options)
+    fits = [forecast(config, replace(hardware.find("h100"), gib=size)).fits for size in (gib, 80.0)]
+    assert fits == [True, True]
+
+
+def test_small_clips_of_wan_22_5b_are_pointed_out() -> None:
+    config = using(recipe("wan22_5b"), {"model.height": 256, "model.width": 256})
+    assert "256 x 256 leaves 64 tokens for four frames" in describe(config).size_advice()
+    assert describe(config).size_advice() in show.short(forecast(config, H200))
+    assert not describe(using(config, {"model.height": 480, "model.width": 832})).size_advice()
+    assert not describe(using(recipe("wan"), {"model.height": 256, "model.width": 256})).size_advice()

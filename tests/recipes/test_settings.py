@@ -64,7 +64,7 @@ def test_a_recipe_for_other_steps_has_the_methods_shares_of_them(method: str) ->
     ) == at_steps(METHODS[method], "shapes", 10)
 
 
-@pytest.mark.parametrize("target", ["shapes", "wan", "ltx2"])
+@pytest.mark.parametrize("target", ["shapes", "wan", "wan22_5b", "sd35", "flux", "qwen_image", "ltx2"])
 def test_a_recipe_is_its_method_on_its_target_and_the_example_says_the_same(target: str) -> None:
     name = yaml.safe_load((EXAMPLES / f"{target}.yaml").read_text())["recipe"]
     start, argv = from_recipe(train.Options, ["--config", str(EXAMPLES / f"{target}.yaml")])

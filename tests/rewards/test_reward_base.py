@@ -58,8 +58,8 @@ def test_shared_part_names_carry_the_reward():
     composite = CompositeReward([dataclasses.replace(specs[0], judges="audio"), specs[1], watched])
     assert composite.weights == {"a/level": 1.0, "two_parts/level": 1.0}
     assert composite.watching == {"c": {"c/level": 2.0}}
-    assert composite.judging("audio") == composite.weights
-    assert composite.judging("video") == {"two_parts/level": 1.0}
+    assert composite.counting(part="audio") == composite.weights
+    assert composite.counting(part="video") == {"two_parts/level": 1.0}
     with pytest.raises(RewardConfigError, match="give the weights of those that count"):
         CompositeReward([toy("two_parts", options={"parts": ["level", "rate"]})])
     with pytest.raises(RewardConfigError, match="label"):

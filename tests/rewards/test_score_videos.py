@@ -12,6 +12,7 @@ import torch
 
 from sage_grpo.cli.main import main
 from sage_grpo.generation.files import ScoredVideo, judge, score_videos, summarize, write_scores
+from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.utils.video import write_mp4
 
@@ -37,6 +38,20 @@ SPECS = [
     RewardSpec(name="toy_rewards:worth", metric_only=True),
     RewardSpec(name="toy_rewards:with_reasons", metric_only=True, try_out=False),
 ]
+
+
+def test_rows_of_files_name_their_rewards(folder, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    rows = [{"video": "a.mp4", "prompt": "a", "rewards": ["as_list"]}, {"video": "b.mp4", "prompt": "bb"}]
+    rows += [{"video": name, "prompt": "c", "rewards": "two_parts"} for name in ("more/c.mp4", "broken.mp4")]
+    prompts.write_text("\n".join(map(json.dumps, rows)))
+    specs = [RewardSpec(name="toy_rewards:as_list"), RewardSpec(name="toy_rewards:two_parts", weights={"level": 1.0})]
+    found = {row.video: row.scores for row in score_videos(folder, prompts, specs)}
+    assert found["a.mp4"]["total"] == 1.0
+    assert found["b.mp4"]["total"] == 2.0 + found["b.mp4"]["level"]
+    assert [math.isnan(found[name]["as_list"]) for name in ("b.mp4", "more/c.mp4")] == [False, True]
+    with pytest.raises(RewardConfigError, match="there is no reward 'as_list'"):
+        score_videos(folder, prompts, specs[1:])
 
 
 def test_files_are_scored_at_their_own_fps_with_their_rows(folder, tmp_path):

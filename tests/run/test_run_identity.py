@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 import tiny
 from sage_grpo.config.parsing import ConfigError
 from sage_grpo.data.prompts import Prompt
+from sage_grpo.data.sources import PromptSource
 from sage_grpo.models.spec import AdapterSpec, LoraSpec, ModelSpec
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
@@ -71,10 +72,13 @@ def test_everything_of_a_prompt_is_its_content(tmp_path: Path) -> None:
     changes: list[dict[str, Any]] = [{name: other} for name in names]
     changes += [{"text": "a dog"}, {"seed": 4}, {"seed": None}, {"metadata": {"tags": ["blue"]}}, {"metadata": {}}]
     changes += [{"clips": prompt.clips[::-1]}, {"clips": (prompt.clips[0], other)}]
+    changes += [{"rewards": ("ocr",)}, *({"source": PromptSource(path="a", weight=weight)} for weight in (1.0, 2.0))]
     others = [replace(prompt, **change) for change in changes]
     rows = [[], [prompt], [prompt, others[0]], [others[0], prompt], *([one] for one in others)]
     assert len({identity._of_prompts(row) for row in rows}) == len(rows)
     assert identity._of_prompts([prompt]) == identity._of_prompts([replace(prompt)])
+    first, second = (replace(prompt, source=PromptSource(path=path)) for path in "ab")
+    assert identity._of_prompts([first, first, second]) != identity._of_prompts([first, second, second])
     tried = {name for change in changes for name in change}
     other.write_bytes(bytes(70_000))
     assert identity._of_prompts([Prompt("a", image=other)])[:16] == "42a52a43208e7fff", "runs of earlier versions go on"

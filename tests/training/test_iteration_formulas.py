@@ -361,7 +361,7 @@ def test_a_loss_is_minus_the_weighed_advantage_times_the_ratio(centred, exponent
     assert loss.terms.ratio.tolist() == pytest.approx([ratio] * 2, rel=1e-5)
     if centred != "scaled":  # whose loss is divided by the std again
         assert float(loss.value) == pytest.approx(-ratio * (0.25 * 2 - 0.75), rel=1e-5)
-    assert (loss.log_ratio.tolist(), loss.kl.total, loss.metrics) == ([0.0, 0.0], None, {})
+    assert (loss.log_ratio.tolist(), loss.kl.total, sum(loss.metrics.values())) == ([0.0, 0.0], None, 0.0)
     torch.testing.assert_close(loss.policy, 3 * loss.raw)
     assert torch.equal(loss.total, loss.policy)
     if not centred:  # the gradient of a log-probability: b noise / (std D), times sqrt(D)
@@ -461,7 +461,7 @@ def test_advantages_are_of_the_total_or_of_what_judges_each_part() -> None:
     ]
     reward = CompositeReward(specs)
     names = ("seen/bright", "heard/bright", "both/bright")
-    assert reward.judging("audio") == {"heard/bright": -2.0, "both/bright": 0.5}
+    assert reward.counting(part="audio") == {"heard/bright": -2.0, "both/bright": 0.5}
     parts = dict(zip(names, torch.tensor([[1.0, 2.0, 1.0, 4.0], [3.0, 1.0, 1.0, 2.0], [8.0, 0.5, 5.0, 1.0]])))
     total = torch.tensor([1.0, 3.0, 2.0, 2.0])
     scored = Scores(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]), total, parts, {})
@@ -478,7 +478,8 @@ def test_advantages_are_of_the_total_or_of_what_judges_each_part() -> None:
     torch.testing.assert_close(
         advantages_of(config, reward, both, scored), torch.tensor([-1.0, 1.0, 0, 0]) * math.sqrt(2)
     )
-    reward = SimpleNamespace(weights={"seen/bright": 3.0, "heard/bright": 1.0}, judges_parts=False)
+    weights = {"seen/bright": 3.0, "heard/bright": 1.0}
+    reward = SimpleNamespace(counting=lambda *given: weights, gated=dict, judges_parts=False)
     # Three of seen and one of heard, each normalized in its group or not: -3 + 1 and -3 - 1, or -1.5 + 1 and -4.5 - 0.5; then of size 1.
     for scale, clip, first, second in (("group", None, 2.0, 4.0), ("group", 1.0, 2.0, 4.0), ("none", None, 0.5, 5.0)):
         config = AdvantageConfig(decoupled=True, scale=scale, clip=clip)

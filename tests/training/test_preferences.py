@@ -157,7 +157,7 @@ def rolled(trainer):
     plan = plan_of(trainer)
     rollout = trainer.sample(plan)
     scored = trainer.engine.gather(trainer.engine.score(trainer.engine.decode(rollout), plan))
-    advantages = trainer.advantages(scored)
+    advantages = trainer.advantages(scored, plan)
     return choose(trainer.config, plan, advantages, scored.valid), rollout, scored, advantages
 
 

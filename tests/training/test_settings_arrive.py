@@ -229,7 +229,7 @@ def test_updates_of_unequal_size_are_means_over_their_own_steps(make_config, mak
     plan, rollout, scored = run_up_to_scores(trainer)
     assert [len(part) for part in plan.groups[0].trained] == [1, 2]
     for update in range(2):
-        items = trainer.updater.items(Lockstep(plan), rollout, scored, trainer.advantages(scored), update)
+        items = trainer.updater.items(Lockstep(plan), rollout, scored, trainer.advantages(scored, plan), update)
         assert float(sum(item.weight.sum() for item in items)) == pytest.approx(1.0)
 
 
@@ -245,7 +245,7 @@ def test_passes_that_only_keep_ranks_in_step_have_no_weight(make_config) -> None
         rollout = trainer.sample(plan)
         passes.append(len(calls))
         scored = Scores(torch.zeros(3, dtype=torch.long), torch.arange(3), total, {"bright": total}, {})
-        items = trainer.updater.items(Lockstep(plan), rollout, scored, trainer.advantages(scored), 0)
+        items = trainer.updater.items(Lockstep(plan), rollout, scored, trainer.advantages(scored, plan), 0)
         counts.append(len(items))
         weight += float(sum(item.weight.sum() for item in items))
     assert passes == [2 * 5] * 2  # sharded networks take all ranks to run one
@@ -362,6 +362,9 @@ def test_the_spread_of_rewards_is_that_of_the_valid_ones() -> None:
     assert metrics["reward/std"] == pytest.approx(math.sqrt((4 + 0 + 4 + 1 + 1 + 1 + 9) / 7))
     assert metrics["reward/group_std"] == pytest.approx((math.sqrt(8 / 3) + math.sqrt(3)) / 2)
     assert (metrics["advantage/std"], metrics["advantage/largest"]) == (2.0, 3.0)
+    assert metrics["zero_std_ratio"] == 0.0
+    total[:4] = torch.tensor([0.9, 0.9, math.nan, 0.9])  # their std in float32 is not 0
+    assert summary(scored, total, {})["zero_std_ratio"] == 0.5
 
 
 # Evaluation ---------------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def training(trainer: Trainer) -> Iterator[tuple[str, Any]]:
             yield "reward", "refused"
             return
         yield "reward", scored.total
-        yield "advantage", trainer.advantages(scored)
+        yield "advantage", trainer.advantages(scored, plan)
     trainer.state.stream.position = 0
     updates, step, params = [], trainer.state.optimizer.step, trainer.state.params
 

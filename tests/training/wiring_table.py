@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sage_grpo.rewards.spec import Gate
+
 
 @dataclass(frozen=True)
 class Row:
@@ -42,6 +44,8 @@ BY_GRADIENT = {
     "objective.levels": 2,
 }
 
+GATED = {"rewards[].gate": Gate(part="texture", floor=9.0, below=-9.0)}
+
 RUN = {
     "iterations": Row(6, "weights", base={"optimizer.decay": "linear"}),
     "seed": Row(1, "rollout"),
@@ -52,6 +56,12 @@ RUN = {
     "rewards[].weights": Row({"level": 1.0, "texture": -2.0}, "reward", evaluation=True),
     "rewards[].metric_only": Row(True, "reward", evaluation=True),
     "rewards[].options": Row({"offset": 1.0}, "reward", evaluation=True),
+    "rewards[].schedule": Row([[0, 0.5], [4, 1.0]], "reward"),
+    "rewards[].gate": Row(Gate(part="texture", floor=9.0, below=-9.0), "reward", evaluation=True),
+    "rewards[].gate.part": Row("bright", "reward", evaluation=True, base=GATED),
+    "rewards[].gate.floor": Row(-9.0, "reward", evaluation=True, base=GATED),
+    "rewards[].gate.below": Row(-8.0, "reward", evaluation=True, base=GATED),
+    "rewards[].gate.only": Row(["texture"], "reward", evaluation=True, base=GATED),
     "data.prompts": Row("OTHER_PROMPTS", "rollout"),
     "data.clips": Row("EXAMPLES", "rollout", base=DPO),
     "data.eval_prompts": Row("OTHER_PROMPTS", evaluation=True),

@@ -36,13 +36,14 @@ FAILURES = 5
 
 @dataclass(frozen=True)
 class ShownClips:
-    """Videos to show: uint8 pixels B x F x H x W x 3, and the mp4 files in their order (none if saving failed)."""
+    """Videos to show: uint8 pixels B x F x H x W x 3, and in their order the mp4 files (none if saving failed) and the scores by part."""
 
     name: str
     pixels: Tensor
     captions: Sequence[str]
     fps: float
     files: Sequence[Path] = ()
+    scores: Sequence[Mapping[str, float | None]] = ()
 
 
 class Sink(Protocol):
@@ -139,11 +140,18 @@ class Wandb(Sink):
         self._run.log({**metrics, "iteration": iteration})
 
     def show(self, iteration: int, clips: ShownClips) -> None:
-        """Log the mp4 files; from pixels W&B would encode them again, with a package of its own."""
+        """Log the mp4 files, and a table of them with scores; from pixels W&B would encode them again, with a package of its own."""
         files = [(file, caption) for file, caption in zip(clips.files, clips.captions) if file.is_file()]
-        if files:
-            videos = [self._wandb.Video(str(file), caption=caption, format="mp4") for file, caption in files]
-            self._run.log({clips.name: videos, "iteration": iteration})
+        if not files:
+            return
+        videos = [self._wandb.Video(str(file), caption=caption, format="mp4") for file, caption in files]
+        logged = {clips.name: videos, "iteration": iteration}
+        if len(clips.scores) == len(videos):
+            rows = [
+                [caption, video, *scores.values()] for (_, caption), video, scores in zip(files, videos, clips.scores)
+            ]
+            logged[f"{clips.name}_scores"] = self._wandb.Table(columns=["prompt", "clip", *clips.scores[0]], data=rows)
+        self._run.log(logged)
 
     def close(self) -> None:
         self._run.finish()

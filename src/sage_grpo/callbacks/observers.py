@@ -89,6 +89,10 @@ class VideoFolder:
             oldest.unlink()
 
 
+def _place(row: Mapping[str, Any]) -> int:
+    return -1 if row["clip"] is None else int(row["clip"])
+
+
 def note(trainer: Trainer, kind: str, text: str) -> None:
     """Write an event into the run's events.jsonl; a failure is only a warning."""
     out = Path(trainer.config.out)
@@ -151,7 +155,8 @@ class VideoSaver(Observer):
         if trainer.world.is_main and len(found.clips):
             files = self._save(f"heldout-{number:06d}", found.clips, found.captions, found.rows, found.sound)
             fps = trainer.model.video.fps
-            self.metrics.show(number, ShownClips("held_out", found.clips, found.captions, fps, files))
+            scores = [row["scores"] for row in sorted(found.rows, key=_place) if row["clip"] is not None]
+            self.metrics.show(number, ShownClips("held_out", found.clips, found.captions, fps, files, scores))
 
     def _save(self, name: str, clips: Tensor, captions: Sequence[str], *content: Any) -> list[Path]:
         """Save clips, captions, rows and sound; a full disk is only a warning."""

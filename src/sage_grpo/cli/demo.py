@@ -34,7 +34,7 @@ def run(options: Options) -> int:
     from sage_grpo.run import session
     from sage_grpo.tools.report.page import leave_report
     from sage_grpo.tools.report.run_data import read_run
-    from sage_grpo.training.inputs import prompts_from
+    from sage_grpo.training.inputs import training_prompts
 
     start, out = time.perf_counter(), Path(options.out)
     config = replace(recipe(options.recipe), out=options.out, seed=options.seed, iterations=options.iterations)
@@ -48,7 +48,7 @@ def run(options: Options) -> int:
         return 0
     print(summary(data))
     print(f"\n{report}    ({time.perf_counter() - start:.0f} s)")
-    print(NEXT.format(out=out, prompt=prompts_from(config.data.prompts, split="train")[0].text))
+    print(NEXT.format(out=out, prompt=training_prompts(config.data)[0].text))
     return 0
 
 

@@ -86,10 +86,13 @@ def _judged(options: Options, clips: Sequence[ClipRequest]) -> tuple[CompositeRe
     """The rewards, tried out before sampling, and a row for each clip."""
     from sage_grpo.generation.files import ScoredVideo, judge
     from sage_grpo.models.devices import choose_device
+    from sage_grpo.training.inputs import check_routes
 
+    prompts = [clip.prompt for clip in clips]
+    check_routes(options.rewards, prompts)
     rows = [
-        ScoredVideo(clip.file, clip.prompt.text, {**clip.prompt.metadata, **clip.prompt.columns(absolute=True)})
-        for clip in clips
+        ScoredVideo(clip.file, one.text, {**one.metadata, **one.columns(absolute=True)}, rewards=one.rewards)
+        for clip, one in zip(clips, prompts)
     ]
     return judge(options.rewards, rows, choose_device(options.model.device)), rows
 

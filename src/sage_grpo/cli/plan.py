@@ -67,6 +67,6 @@ def _held_out(config: TrainConfig) -> int | None:
     from sage_grpo.training.inputs import NAMES, prompts_from
 
     source = config.held_out
-    if source is None or (source not in NAMES and not Path(source).is_file()):
+    if source is None or (source not in NAMES and not Path(source).exists()):
         return None
     return len(prompts_from(source))

@@ -162,7 +162,8 @@ def _faults(hint: Any, value: Any, name: str) -> Iterator[str]:
         yield f"{name} must be {_in_words(hint)}, got {value!r}."
     elif origin in (Union, types.UnionType):
         words = [option for option in inner if get_origin(option) is Literal]
-        if not any(value in get_args(option) for option in words):  # a word in place of a number ("auto")
+        text = isinstance(value, str) and str in inner
+        if not text and not any(value in get_args(option) for option in words):  # a word in place of a number ("auto")
             for option in (one for one in inner if one not in words):
                 yield from _faults(option, value, name)
     elif origin is dict and isinstance(value, Mapping):

@@ -14,14 +14,15 @@ from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 from sage_grpo.config.ranges import check_prompt
+from sage_grpo.data.sources import HUB, KINDS, STEMS, TEXTS, PromptSource, Split, dataset_rows, parquet_rows, split_file
 from sage_grpo.utils.json_schema import DocumentError, parse_json, shown
 from sage_grpo.utils.suggest import did_you_mean, nearest
 
-COLUMNS = ("prompt", "seed", "image", "ref_image_path", "last_image", "source_video")
+COLUMNS = ("prompt", "seed", "image", "ref_image_path", "last_image", "source_video", "rewards")
 """Columns with a meaning; `ref_image_path` is the image in the official code's prompt files. All others are metadata."""
-ALSO_PROMPT = ("prompt_en", "caption")
+ALSO_PROMPT = ("prompt_en", "caption", "input")
 """Other names of the column prompt in public lists; used where there is no column prompt."""
-SUFFIXES = (".txt", ".csv", ".json", ".jsonl")
+SUFFIXES = (*TEXTS, ".parquet")
 SETS = ("starter", "starter_eval")
 """Sets that come with the package: 160 prompts to start with and 40 that are held out, by category."""
 
@@ -38,6 +39,8 @@ class Prompt:
     clips: tuple[Path, ...] = ()
     """Clips of it to learn from (data/examples.py): the better one and the worse, or one alone."""
     last_image: Path | None = None  # last frame, for models that go from one picture to another
+    rewards: tuple[str, ...] = ()  # titles of the rewards that count for its clips; empty is all
+    source: PromptSource | None = field(default=None, compare=False)  # None if the run has one source
 
     def __post_init__(self) -> None:
         check_prompt(self.text)
@@ -52,24 +55,36 @@ class Prompt:
         return {name: str(file.absolute() if absolute else file) for name, file in files.items() if file is not None}
 
 
-def load_prompts(source: str | Path, names: Sequence[str] = SETS) -> list[Prompt]:
-    """Read prompts: .txt (one a line, # comments), .csv (columns prompt, seed, image, last_image), .jsonl (the same keys) or .json (a
-    list of objects or strings, or an object from ids to them); or the name of a set of the package, "starter" or "starter_eval". Other columns become
-    metadata for rewards. `names` are the known names that an error suggests."""
+def load_prompts(source: str | Path, names: Sequence[str] = SETS, *, split: Split = "train") -> list[Prompt]:
+    """Read prompts: .txt (one a line, # comments), .csv (columns prompt, seed, image, last_image, rewards), .jsonl (the same keys), .json (a
+    list of objects or strings, or an object from ids to them) or .parquet; the file of a split in a folder; a dataset of the hub (hf:owner/name@COMMIT);
+    or a set of the package, "starter" or "starter_eval". Other columns become metadata for rewards. `names` are the known names that an error suggests."""
     if not str(source).strip():
         raise ValueError(f"The name of the prompt file is empty: give a file, or one of {', '.join(names)}.")
+    if str(source).startswith(HUB):
+        rows = dataset_rows(str(source), split)
+        return _whole([prompt_of(_row_of(row, where), where, Path()) for where, row in rows], str(source))
     path = Path(__file__).parent / "prompt_sets" / f"{source}.csv" if str(source) in SETS else Path(source)
+    if path.is_dir():
+        file = split_file(path, split)
+        if file is None:
+            ends = ", ".join(f"{STEMS[split]}{kind}" for kind in KINDS)
+            raise FileNotFoundError(f"The folder {path} has no {split} prompts: none of {ends}.")
+        path = file
     if not path.is_file():
         raise FileNotFoundError(
-            f"There is no prompt file {path}. Give a .txt, .csv, .json or .jsonl file, or one of {', '.join(names)}."
+            f"There is no prompt file {path}. Give a .txt, .csv, .json, .jsonl or .parquet file, a folder with one, or one of {', '.join(names)}."
             + did_you_mean(str(source), names)
         )
     if path.suffix not in SUFFIXES:
-        raise ValueError(f"{path}: unknown kind of prompt file {path.suffix!r}; use .txt, .csv, .json or .jsonl.")
+        raise ValueError(f"{path}: unknown kind of prompt file {path.suffix!r}; use {', '.join(SUFFIXES)}.")
     return _whole([prompt_of(row, where, path.parent) for where, row in rows_in(path)], str(path))
 
 
 def rows_in(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    if path.suffix == ".parquet":
+        yield from ((where, _row_of(row, where)) for where, row in parquet_rows(path))
+        return
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -99,7 +114,13 @@ def rows_in(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield where, _row_of(value, where)
     else:
         # A prompt may contain the other characters that `splitlines` splits at.
-        for number, words in enumerate(map(str.strip, text.split("\n")), 1):
+        lines = [words.strip() for words in text.split("\n")]
+        comments = sum(words.startswith("#") for words in lines)
+        if comments and path.suffix == ".txt":
+            warnings.warn(
+                f"{path}: lines that begin with # are comments and skipped, {comments} of them.", stacklevel=4
+            )
+        for number, words in enumerate(lines, 1):
             where = f"{path}, line {number}"
             if path.suffix == ".jsonl" and words:
                 yield where, _row_of(parse_json(words, where), where)
@@ -148,9 +169,10 @@ def prompt_of(row: Mapping[str, Any], where: str, folder: Path) -> Prompt:
         hint = f" Call {near!r} prompt." if near else ""
         columns = [name for name in row if name not in COLUMNS or row[name] is not None]
         raise ValueError(f"{where}: there is no column prompt, only {', '.join(columns) or 'none'}.{hint}")
-    if not isinstance(row[column], str | None):
-        raise ValueError(f"{where}: the prompt must be a text, got {shown(row[column])}.")
-    text = (row[column] or "").strip()
+    value = _message(row[column])
+    if not isinstance(value, str | None):
+        raise ValueError(f"{where}: the prompt must be a text, got {shown(value)}.")
+    text = (value or "").strip()
     if not text:
         raise ValueError(f"{where}: the prompt is empty. Write what is to be seen, or take the row out.")
     try:
@@ -164,6 +186,8 @@ def prompt_of(row: Mapping[str, Any], where: str, folder: Path) -> Prompt:
         number_or_none = None if seed in (None, "") else int(str(seed))
     except ValueError as error:
         raise ValueError(f"{where}: seed must be a whole number, got {seed!r}.") from error
+    if isinstance(row.get("images"), list) and len(row["images"]) == 1:  # Flow-Factory's list of one
+        row = {"image": row["images"][0], **{name: value for name, value in row.items() if name != "images"}}
     metadata = {name: value for name, value in row.items() if name not in (*COLUMNS, column)}
     image, last = (_file_of(row, names, where, folder) for names in (("image", "ref_image_path"), ("last_image",)))
     if last is not None and image is None:
@@ -174,7 +198,24 @@ def prompt_of(row: Mapping[str, Any], where: str, folder: Path) -> Prompt:
         raise ValueError(
             f"{where}: pictures and clips at places of a clip (conditions) are not supported: a first frame is the column image, a last one last_image."
         )
-    return Prompt(text, number_or_none, image, MappingProxyType(metadata), last_image=last)
+    rewards = _rewards_of(row.get("rewards"), where)
+    return Prompt(text, number_or_none, image, MappingProxyType(metadata), last_image=last, rewards=rewards)
+
+
+def _message(value: Any) -> Any:
+    """The text of a chat with one message of a user, which verl's files have for a prompt; any other value as it is."""
+    chat = [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
+    texts = [one.get("content") for one in chat if one.get("role") == "user"]
+    return texts[0] if len(texts) == 1 else value
+
+
+def _rewards_of(value: Any, where: str) -> tuple[str, ...]:
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) and value else value or []
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(
+            f'{where}: rewards must name the rewards that judge the prompt, such as ["ocr", "clip"], got {shown(value)}.'
+        )
+    return tuple(dict.fromkeys(names))
 
 
 def _file_of(row: Mapping[str, Any], columns: Sequence[str], where: str, folder: Path) -> Path | None:
@@ -192,6 +233,8 @@ def _file_of(row: Mapping[str, Any], columns: Sequence[str], where: str, folder:
     if len(set(names)) > 1:
         raise ValueError(f"{where}: {' and '.join(columns)} name two images, {' and '.join(names)}.")
     file = folder / names[0]
+    if not file.is_file() and (folder / "images" / names[0]).is_file():  # where Flow-Factory's rows have them
+        return folder / "images" / names[0]
     if not file.is_file():
         relative = "the current folder" if folder == Path() else "the prompt file"
         raise FileNotFoundError(f"{where}: there is no {columns[0]} {file} (paths are relative to {relative}).")
@@ -214,15 +257,38 @@ def too_few(asked: int, count: int, option: str = "evaluate.prompts") -> str:
     return f"{option} asks for {asked} prompts to evaluate on, but there are only {count}: every evaluation uses those {count}."
 
 
-@dataclass(eq=False)
-class PromptStream:
-    """Endless prompts, shuffled anew every epoch by (seed, epoch); `position` is its only state."""
+class Shuffled:
+    """Prompts in an endless order, shuffled anew every epoch by (key, epoch)."""
 
-    prompts: Sequence[Prompt]
-    seed: int
-    position: int = 0
-    _epoch: int | None = None
-    _order: list[int] = field(default_factory=list)
+    def __init__(self, prompts: Sequence[Prompt], key: str) -> None:
+        self.prompts, self.key = prompts, key
+        self._epoch: int | None = None
+        self._order: list[int] = []
+
+    def at(self, position: int) -> Prompt:
+        epoch, place = divmod(position, len(self.prompts))
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, list(range(len(self.prompts)))
+            random.Random(f"{self.key}/{epoch}").shuffle(self._order)
+        return self.prompts[self._order[place]]
+
+
+class PromptStream:
+    """Endless prompts; `position` is its only state. Of several sources each position draws one by weight, keyed by the seed, and takes its next prompt."""
+
+    def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
+        self.prompts = list(prompts)
+        self.position = 0
+        by_source: dict[PromptSource | None, list[Prompt]] = {}
+        for prompt in self.prompts:
+            by_source.setdefault(prompt.source, []).append(prompt)
+        keys = [f"prompts/{seed}"] if len(by_source) == 1 else [f"prompts/{seed}/{n}" for n in range(len(by_source))]
+        self._sources = [Shuffled(some, key) for some, key in zip(by_source.values(), keys)]
+        self._weights = [1.0 if source is None else source.weight for source in by_source]
+        self._draw = random.Random(f"sources/{seed}")
+        self._drawn: list[tuple[int, int]] = []
+        """Source of every position so far, and the position within it."""
+        self._counts = [0] * len(by_source)
 
     def take(self, count: int) -> list[Prompt]:
         """Take the next prompts, also across the end of an epoch."""
@@ -234,11 +300,14 @@ class PromptStream:
         return [self._at(self.position + offset) for offset in range(count)]
 
     def _at(self, position: int) -> Prompt:
-        epoch, place = divmod(position, len(self.prompts))
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, list(range(len(self.prompts)))
-            random.Random(f"prompts/{self.seed}/{epoch}").shuffle(self._order)
-        return self.prompts[self._order[place]]
+        if len(self._sources) == 1:
+            return self._sources[0].at(position)
+        while len(self._drawn) <= position:  # from the first position on, also in a resumed run
+            (number,) = self._draw.choices(range(len(self._weights)), self._weights)
+            self._drawn.append((number, self._counts[number]))
+            self._counts[number] += 1
+        number, place = self._drawn[position]
+        return self._sources[number].at(place)
 
 
 def look_ahead(

@@ -22,7 +22,7 @@ from sage_grpo.models.spec import ModelSpec
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.saved import Choice, read_config
 from sage_grpo.training.config import EvalConfig
-from sage_grpo.training.inputs import prompts_from
+from sage_grpo.training.inputs import check_routes, prompts_from, training_prompts
 from sage_grpo.utils.json_schema import finite
 from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.utils.statistics import paired_interval
@@ -99,6 +99,7 @@ def _measure(
     if given.model is None:  # before rewards are loaded, which is slow too
         options.model.check_named()
     prompts = _prompts(options) if given.prompts is None else list(given.prompts)
+    check_routes(options.rewards, prompts)
     few = too_few(options.settings.prompts, len(prompts), "settings.prompts")
     if few:
         warnings.warn(few, stacklevel=2)
@@ -140,7 +141,7 @@ def _prompts(options: EvaluateSpec) -> list[Prompt]:
         return prompts_from(options.prompts, split="heldout")
     if options.run is None:
         raise ValueError("--prompts train means the training prompts of a run: give --run runs/NAME as well.")
-    return prompts_from(read_config(Path(options.run), trust=True).data.prompts, split="train")
+    return training_prompts(read_config(Path(options.run), trust=True).data)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from sage_grpo.data.prompts import Prompt, load_prompts
 from sage_grpo.rewards.base import TRIED, CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.training.inputs import check_routes
 from sage_grpo.training.scoring import metadata_of
 from sage_grpo.types import Sound
 from sage_grpo.utils.json_schema import finite
@@ -43,6 +44,7 @@ class ScoredVideo:
     scores: dict[str, float] = field(default_factory=dict)
     """Every part, and `total` if weights were given; NaN if it could not be scored."""
     reason: str = ""  # reason for a missing score, or a reward's remark
+    rewards: tuple[str, ...] = ()  # the rewards that its prompt names
 
 
 def find_videos(folder: Path) -> list[Path]:
@@ -88,7 +90,8 @@ def judge(rewards: Sequence[RewardSpec], rows: Sequence[ScoredVideo], device: st
     composite = CompositeReward(rewards, device=device, require_weights=False)
     composite.refuse_comparing("clips are scored one by one. Leave it out here.")
     others = [(row.prompt, row.metadata) for row in rows[1:TRIED]]
-    problem = composite.try_out(rows[0].prompt, metadata=rows[0].metadata, others=others)
+    routes = [row.rewards for row in rows[:TRIED]]
+    problem = composite.try_out(rows[0].prompt, metadata=rows[0].metadata, others=others, routes=routes)
     if problem:
         raise RewardConfigError(problem)
     for row in rows:
@@ -111,9 +114,9 @@ def score_videos(
     """
     paths = find_videos(videos)
     names = [path.relative_to(videos).as_posix() for path in paths]
-    rows = [
-        ScoredVideo(name, prompt.text, metadata_of(prompt)) for name, prompt in zip(names, read_prompts(prompts, names))
-    ]
+    shown = read_prompts(prompts, names)
+    check_routes(rewards, shown)
+    rows = [ScoredVideo(name, one.text, metadata_of(one), rewards=one.rewards) for name, one in zip(names, shown)]
     composite = judge(rewards, rows, device)
     for batch, clips in _batches(paths, rows, 1 if composite.hears else batch_size):  # sounds differ in length
         sound = read_sound(videos / batch[0].video) if composite.hears else None
@@ -161,7 +164,8 @@ def score_clips(composite: CompositeReward, rows: Sequence[ScoredVideo], clips: 
     if silent:
         return
     texts, metadata = [row.prompt for row in rows], [row.metadata for row in rows]
-    scores, report = composite.score(clips, texts, rows[0].fps, metadata=metadata, sound=sound)
+    routes = [row.rewards for row in rows]
+    scores, report = composite.score(clips, texts, rows[0].fps, metadata=metadata, sound=sound, routes=routes)
     for index, row in enumerate(rows):
         row.scores.update({part: value[index].item() for part, value in scores.parts.items()})
         if "total" in row.scores:

@@ -3,6 +3,7 @@ centered ratios of GRPO-Guard (arXiv 2510.22319); with the temporal gradient equ
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,14 @@ class PolicyGradient(Objective):
 
     def loss(self, step: ReplayedStep) -> LossTerms:
         return surrogate_loss(self.surrogate, step, self.clip_range(step.dims))
+
+    def metrics(self, step: ReplayedStep) -> Mapping[str, Tensor]:
+        """flow_grpo's approx_kl and clipfrac, which counts ratios outside the range whatever the sign of the advantage."""
+        log_ratio = (step.log_prob - step.log_prob_old).detach()
+        found = {"approx_kl": 0.5 * log_ratio.square()}
+        if self.surrogate.kind == "clipped" and not self.surrogate.centred:
+            found["clipfrac"] = ((log_ratio.exp() - 1.0).abs() > self.clip_range(step.dims)).to(torch.float32)
+        return found
 
 
 def surrogate_loss(config: SurrogateConfig, step: ReplayedStep, clip: float) -> LossTerms:

@@ -89,6 +89,17 @@ class RunDescription:
         evaluated = config.evaluate.steps_for(config.model)
         return distilled.advice(self.architecture.guidance_scale, config.rollout.steps, evaluated)
 
+    def size_advice(self) -> str:
+        """Advice on the size of Wan 2.2 5B's clips; empty for other models, and where it is large enough."""
+        model, video = self.architecture.model, self.architecture.model.video
+        if not getattr(model, "expand_timesteps", False) or video.height * video.width >= 480 * 832:
+            return ""
+        count = (video.height // 32) * (video.width // 32)
+        return (
+            f"Wan 2.2 5B compresses 16 x 16 pixels and joins 2 x 2 of these: {video.height} x {video.width} leaves {count} tokens for four "
+            "frames, its own 704 x 1280 has 880. Below 480 x 832 (390) its clips lose their detail: for small clips train Wan 2.1 1.3B."
+        )
+
 
 def describe(config: TrainConfig, processes: int = 1, architecture: Architecture | None = None) -> RunDescription:
     """The description of a run; raises a ValueError where its parts do not go together."""

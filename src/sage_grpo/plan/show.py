@@ -41,6 +41,7 @@ def arithmetic(forecast: Forecast) -> dict[str, str]:
         "held noise": forecast.unexplored(),
         "run": f"{config.iterations} iterations = {config.iterations * plan.updates} updates, {judged}",
         "idle": _idle(forecast),
+        "rewards": "; ".join(config.rewards_over_time),
     }
     return {name: text for name, text in rows.items() if text}
 
@@ -154,6 +155,7 @@ def model_rows(forecast: Forecast) -> dict[str, str]:
     return {
         "model": f"{forecast.architecture.family}, from {forecast.architecture.source}",
         **({"distilled": advice} if advice else {}),
+        **({"small": small} if (small := forecast.size_advice()) else {}),
         "trains": f"{trainable(network, job) / 1e6:,.1f} M of {network.trained_networks * network.parameters / 1e6:,.0f} M parameters: {kind}",
         "blocks": f"keep {kept(forecast.activations)}; {'compiled' if job.compiled else 'not compiled'}",
         "clip": f"{size} = {tokens(network, job):,} tokens, {guided}, {forecast.config.model.dtype}",
@@ -186,7 +188,16 @@ def verdict(forecast: Forecast, way: Sequence[Change] = ()) -> Iterator[str]:
 
 
 def short(forecast: Forecast, way: Sequence[Change] = ()) -> list[str]:
-    lines = [text for text in (forecast.advice(), forecast.unexplored()) if text]
+    lines = [
+        text
+        for text in (
+            forecast.advice(),
+            forecast.size_advice(),
+            forecast.unexplored(),
+            *forecast.config.rewards_over_time,
+        )
+        if text
+    ]
     if not forecast.hardware.is_cpu:
         parts = ", ".join(f"{phase.name} {_time(phase.seconds)}" for phase in forecast.phases if phase.seconds >= 0.05)
         lines.append(f"forecast on {forecast.hardware.title}: {parts}")

@@ -24,6 +24,11 @@ from sage_grpo.training.config import (
 from sage_grpo.training.kl_coefficient import KlCoefficient
 
 T = TypeVar("T")
+WAN_NEGATIVE = (
+    "色调艳丽，过曝，静态，细节模糊不清，字幕，风格，作品，画作，画面，静止，整体发灰，最差质量，低质量，JPEG压缩残留，丑陋的，残缺的，多余的手指，画得不好的手部，画得不好的脸部，"
+    "畸形的，毁容的，形态畸形的肢体，手指融合，静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走"
+)
+"""The negative prompt of Wan's own sampling script."""
 
 
 def using(config: T, options: dict[str, Any]) -> T:
@@ -116,6 +121,37 @@ def wan22() -> TrainConfig:
     return using(wan(), {**model, **guidance, "batch.prompts": 8})
 
 
+def wan22_5b() -> TrainConfig:
+    """Wan 2.2 5B, from text or a first frame, at its own 704 x 1280, 121 frames, 24 fps: a LoRA on one GPU of 48 GB.
+
+    The negative prompt is its authors'. `wan` and `wan22` have none, so that runs of earlier versions go on.
+    """
+    return using(wan(), {"model.path": "Wan-AI/Wan2.2-TI2V-5B-Diffusers", "model.negative_prompt": WAN_NEGATIVE})
+
+
+def sd35() -> TrainConfig:
+    """Stable Diffusion 3.5 Medium, pictures of 512 x 512 (guidance 4.5, its card's), PickScore: a LoRA on one GPU of 24 GB."""
+    return _pictures("stabilityai/stable-diffusion-3.5-medium", {"model.guidance_scale": 4.5})
+
+
+def flux() -> TrainConfig:
+    """FLUX.1-dev, pictures of 512 x 512, PickScore: a LoRA on one GPU of 48 GB."""
+    return _pictures("black-forest-labs/FLUX.1-dev", {})
+
+
+def qwen_image() -> TrainConfig:
+    """Qwen-Image, pictures of 512 x 512, PickScore: a LoRA on one GPU of 48 GB."""
+    return _pictures("Qwen/Qwen-Image", {"batch.micro_batch": 2})
+
+
+def _pictures(path: str, options: dict[str, Any]) -> TrainConfig:
+    """A LoRA of an image model: clips of one frame, more of them, and a reward of single frames."""
+    reward = RewardSpec(name="pickscore", options={"model": "yuvalkirstain/PickScore_v1"})
+    size = {"model.frames": 1, "model.height": 512, "model.width": 512}
+    batch = {"batch.prompts": 8, "batch.group_size": 8, "batch.micro_batch": 4}
+    return using(hunyuan15_lora(), {"model.path": path, **size, **batch, "rewards": [reward], **options})
+
+
 def ltx2() -> TrainConfig:
     """LTX-2 (19B) with sound at 512 x 768, 121 frames: a LoRA on one GPU of 80 GB.
 
@@ -133,7 +169,8 @@ def videoalign() -> RewardSpec:
 
 
 TARGETS: dict[str, Callable[[], TrainConfig]] = {
-    target.__name__: target for target in (shapes, hunyuan15, hunyuan15_lora, wan, wan22, ltx2)
+    target.__name__: target
+    for target in (shapes, hunyuan15, hunyuan15_lora, wan, wan22, wan22_5b, ltx2, sd35, flux, qwen_image)
 }
 WHOLE: dict[str, Callable[[], TrainConfig]] = {"hunyuan15/official": hunyuan15_official}
 """Recipes that are not a target with a method."""

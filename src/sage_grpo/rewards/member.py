@@ -111,6 +111,20 @@ class ClipBatch:
     groups: Sequence[int] = ()
     """Group of each clip; rewards that compare clips compare those of one group. Empty: clips of one prompt are a group."""
     sound: Sound | None = None
+    routes: Sequence[Sequence[str]] = ()
+    """Titles of the rewards that each clip's prompt names; none is all rewards, and so is an empty list."""
+
+    def take(self, places: Sequence[int]) -> ClipBatch:
+        rows = list(places)
+        return ClipBatch(
+            self.videos[rows],
+            [self.prompts[place] for place in rows],
+            self.fps,
+            [self.metadata[place] for place in rows],
+            None if self.latents is None else self.latents[rows],
+            [self.groups[place] for place in rows] if self.groups else (),
+            None if self.sound is None else self.sound[rows],
+        )
 
     def grouped(self) -> list[list[int]]:
         groups: dict[object, list[int]] = {}
@@ -154,10 +168,20 @@ class RewardMember:
         # of the others every call may cost money
         self._isolates = not (self.asks_others or inspect.iscoroutinefunction(function))
         self.compares = bool(getattr(reward, "compares", False))
+        self.decides = {spec.title}
+        """Titles of the rewards whose totals need this one: itself, and those that its parts gate."""
         if self.compares and spec.batch_size is not None:
             raise RewardConfigError(
                 f"Reward {spec.title!r} compares clips, a whole group in each call: leave batch_size out."
             )
+
+    def counts(self, route: Sequence[str]) -> bool:
+        """True if the reward counts in the total of clips whose prompts name these rewards."""
+        return not route or self.spec.title in route
+
+    def judges(self, route: Sequence[str]) -> bool:
+        """True if the reward scores them: those in the total, their gates, and those that are logged only."""
+        return not route or not self.weights or not self.decides.isdisjoint(route)
 
     def batch(self, count: int) -> int:
         size = (0 if self.asks_others else DEFAULT_BATCH) if self.spec.batch_size is None else self.spec.batch_size
@@ -210,9 +234,17 @@ class RewardMember:
 
     @torch.no_grad()
     def score(self, clips: ClipBatch) -> Outcome:
-        """Score all clips; exceptions of the reward become failures, errors of its configuration are raised."""
+        """Score all clips that the reward judges; exceptions of the reward become failures, errors of its configuration are raised."""
         count = len(clips.prompts)
         outcome = Outcome({part: torch.full((count,), torch.nan) for part in self.reward.names})
+        judged = [place for place, route in enumerate(clips.routes) if self.judges(route)]
+        if clips.routes and len(judged) < count:
+            some = self.score(clips.take(judged)) if judged else outcome
+            for part in some.values if judged else ():
+                outcome.values[part][judged] = some.values[part]
+            outcome.failures = [replace(one, index=judged[one.index]) for one in some.failures]
+            outcome.remarks = [replace(one, index=judged[one.index]) for one in some.remarks]
+            return outcome
         size, at = self.batch(count), 0
         # a thread has its own current device
         with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():

@@ -8,11 +8,12 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from sage_grpo.config.metadata import Speed
-from sage_grpo.config.ranges import Finite, Natural, checked
+from sage_grpo.config.ranges import Finite, Natural, NotNegative, checked
 from sage_grpo.rewards.functions import (
     DifferentiableFunction,
     FunctionReward,
@@ -53,6 +54,20 @@ GONE: Mapping[str, str] = {
 
 
 @checked
+class Gate:
+    """Condition under which a reward's parts count: where `part` < `floor`, they count as `below`."""
+
+    part: str
+    """The part that is compared: one of this reward or of another one, by its name in the metrics."""
+    floor: Finite
+    """Least value of the part at which the others count."""
+    below: Finite = 0.0
+    """Score that takes their place below the floor; at most what they reach above it."""
+    only: list[str] = field(default_factory=list)
+    """Parts of this reward that it applies to; empty is all but `part` itself."""
+
+
+@checked
 class RewardSpec:
     """One reward."""
 
@@ -64,6 +79,10 @@ class RewardSpec:
     """Weight of each part in the total; optional for a reward with one part."""
     metric_only: bool = False
     """Log the reward, but do not train on it."""
+    schedule: list[list[NotNegative]] = field(default_factory=list)
+    """Factor on its weights over the run: [[iteration, factor], ...], linear in between; evaluations take the last one."""
+    gate: Gate | None = None
+    """Condition under which its parts count."""
     judges: str = ""
     """LTX-2: the modality whose advantage it sets (video or audio); empty is all."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -76,6 +95,37 @@ class RewardSpec:
     """Score in a separate thread; for rewards that wait for a network."""
     try_out: Speed[bool] = True
     """Test the reward with a small clip before training starts."""
+
+    def __post_init__(self) -> None:
+        points = [point[0] for point in self.schedule if len(point) == 2 and point[0] == int(point[0])]
+        if len(points) < len(self.schedule) or points != sorted(set(points)):
+            raise ValueError(
+                f"rewards {self.title}: schedule is a list of [iteration, factor] with rising whole iterations, got {self.schedule}."
+            )
+        if self.metric_only and (self.schedule or self.gate is not None):
+            raise ValueError(
+                f"rewards {self.title}: metric_only, so that schedule and gate do nothing: leave them out."
+            )
+
+    def factor(self, iteration: int | None = None) -> float:
+        """Factor on the weights at an iteration (None: after the last point of the schedule)."""
+        points = self.schedule or [[0, 1.0]]
+        if iteration is None or iteration >= points[-1][0]:
+            return points[-1][1]
+        for (start, before), (stop, after) in pairwise(points):
+            if start <= iteration < stop:
+                return before + (after - before) * (iteration - start) / (stop - start)
+        return points[0][1]
+
+    @property
+    def over_time(self) -> str:
+        """A sentence about schedule and gate; empty without them."""
+        steps = [f"x {factor:g} at iteration {number:g}" for number, factor in self.schedule]
+        said = [f"weights {', '.join(steps)}"] if steps else []
+        if (gate := self.gate) is not None:
+            parts = ", ".join(gate.only) or f"all parts but {gate.part}"
+            said.append(f"{parts} count as {gate.below:g} where {gate.part} < {gate.floor:g}")
+        return f"reward {self.title}: {'; '.join(said)}" if said else ""
 
     @property
     def counts(self) -> bool:

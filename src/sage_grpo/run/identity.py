@@ -134,14 +134,19 @@ def plain(value: Any) -> Any:
 def _without_free(rewards: Any) -> Any:
     if not isinstance(rewards, list) or not all(isinstance(reward, dict) for reward in rewards):
         return rewards  # no run writes this, so it counts as a difference
-    known = [field.name for field in dataclasses.fields(RewardSpec) if affects(RewardSpec, field.name) in MEANING]
-    return [{name: one[name] for name in known if name in one} for one in rewards]
+    usual = plain(dataclasses.asdict(RewardSpec(name="")))  # of fields that an earlier version did not know
+    known = [name for name in usual if affects(RewardSpec, name) in MEANING]
+    return [{name: one.get(name, usual[name]) for name in known} for one in rewards]
 
 
 def _of_prompts(prompts: Sequence[Prompt]) -> str:
-    sha = hashlib.sha256()
+    sha, source = hashlib.sha256(), None
     for prompt in prompts:
-        sha.update(f"{prompt.text!r} {prompt.seed} {stable(dict(prompt.metadata))}".encode())
+        routed = f" rewards {prompt.rewards}" if prompt.rewards else ""
+        sha.update(f"{prompt.text!r} {prompt.seed} {stable(dict(prompt.metadata))}{routed}".encode())
+        if prompt.source is not None and prompt.source != source:
+            sha.update(f" of a source with weight {prompt.source.weight}".encode())
+        source = prompt.source
         for file in (*prompt.files, *prompt.clips):
             with file.open("rb") as stream:
                 sha.update(f"{file.stat().st_size}/".encode() + stream.read(1 << 16))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sage_grpo.callbacks.metrics import find_sink
 from sage_grpo.data.prompts import Prompt, too_few
+from sage_grpo.data.sources import HUB
 from sage_grpo.models import ModelError
 from sage_grpo.models.checkpoints.checkpoint import detect_family, resolve
 from sage_grpo.models.checkpoints.files import check_lengths
@@ -42,9 +43,9 @@ def preflight(config: TrainConfig, ranks: int = 1, given: Overrides | None = Non
     ray_pool.check(config, ranks, objects)
     check_plan(config, ranks)
     device = choose_device(config.model.device)
-    for source, prompts_given in ((config.data.prompts, given.prompts), (config.data.eval_prompts, given.held_out)):
-        if prompts_given is None:
-            refuse_object(source, "its prompts", "Give a file (--data.prompts, --data.eval_prompts)")
+    named = [source.path for source in config.data.sources] if given.prompts is None else []
+    for source in (*named, config.data.eval_prompts if given.held_out is None else None):
+        refuse_object(source, "its prompts", "Give a file (--data.prompts, --data.eval_prompts)")
     check_files(config, given)
     prompts, held_out = load_sources(config, given)  # prompts that cannot be read
     if given.model is None:
@@ -74,7 +75,7 @@ def prompt_remarks(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> lis
             "has not seen. Keep data.eval_prompts apart from data.prompts."
         )
     for kind, rows in (("training", prompts), ("held-out", held_out)):
-        often = Counter((_meaning(one), one.seed, stable(dict(one.metadata))) for one in rows)
+        often = Counter((_meaning(one), one.seed, one.rewards, stable(dict(one.metadata))) for one in rows)
         copies = len(rows) - len(often)
         if copies:
             most, times = often.most_common(1)[0]
@@ -155,16 +156,17 @@ def check_files(config: TrainConfig, given: Overrides | None = None) -> None:
 def needs(config: TrainConfig) -> Iterator[Need]:
     """Every file that a configuration names."""
     data, model = config.data, config.model
-    form = "one a line in a .txt, or a .csv, .json or .jsonl with a column prompt"
+    form = "one a line in a .txt, or a .csv, .json, .jsonl or .parquet with a column prompt"
     if data.clips is not None:
         yield Need(
             "data.clips", data.clips, "your clips: a .jsonl or .csv with prompt, win and lose, or prompt and clip"
         )
-    elif data.prompts not in NAMES:
-        source = f"your training prompts: {form}; --data.prompts FILE, or starter.{_hint(data.prompts)}"
-        yield Need("data.prompts", data.prompts, source)
+    else:
+        for path in (one.path for one in data.sources if one.path not in NAMES and not one.path.startswith(HUB)):
+            source = f"your training prompts: {form}; --data.prompts FILE, or starter.{_hint(path)}"
+            yield Need("data.prompts", path, source)
     held_out = str(data.held_out)
-    if data.held_out not in (None, *NAMES):
+    if data.held_out not in (None, *NAMES) and not held_out.startswith(HUB):
         source = (
             f"your held-out prompts: {form}; --data.eval_prompts FILE, or null to evaluate nothing.{_hint(held_out)}"
         )

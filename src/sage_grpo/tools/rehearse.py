@@ -170,7 +170,7 @@ def _configured(config: TrainConfig, folder: Path, rewards: list[RewardSpec], pr
     data, evaluate = config.data, replace(config.evaluate, early=[], prompts=min(processes, config.evaluate.prompts))
     if evaluate.steps is None and not config.model.sigmas:
         evaluate = replace(evaluate, steps=EVALUATION_STEPS)
-    if data.prompts not in NAMES and not Path(data.prompts).is_file():
+    if isinstance(data.prompts, str) and data.prompts not in NAMES and not Path(data.prompts).exists():
         data = replace(data, prompts="starter", eval_prompts=None)
     return replace(
         config,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from sage_grpo.config.metadata import Content, Course, Effect, Machine, Speed, Start
 from sage_grpo.config.ranges import Count, Folder, Natural, NotNegative, Positive, Range, Seed, Share, checked, refuse
 from sage_grpo.data.groups import BatchConfig as BatchConfig
+from sage_grpo.data.sources import PromptSource, split_file
 from sage_grpo.distributed.spec import ParallelSpec, RaySpec
 from sage_grpo.health.config import SentinelConfig
 from sage_grpo.models.spec import ModelSpec
@@ -98,27 +100,41 @@ class UpdateConfig:
 class DataConfig:
     """Prompts."""
 
-    prompts: Content[str] = "shapes"
-    """Training prompts: shapes (the miniature world), starter (160 included prompts), or a .txt, .csv, .json(l) file."""
+    prompts: Content[str | list[PromptSource | str]] = "shapes"
+    """Training prompts: shapes (the miniature world), starter (160 included prompts), a file or folder, hf:owner/name@COMMIT, or a
+    list of these, or of {path, weight}."""
     clips: Content[str | None] = None
     """Clips to learn from instead of rollouts (dpo, sft): a .jsonl or .csv file, or its folder (docs/preferences.md)."""
     eval_prompts: Content[str | None] = None
-    """Held-out prompts: a file, shapes or starter_eval. None is those of shapes or starter; of files, no evaluation."""
+    """Held-out prompts: a file, shapes or starter_eval. None is those of shapes, starter or the folder of data.prompts,
+    else no evaluation."""
     encode_ahead: Speed[Count] = 1024
     """Prompts encoded at a time, per rank; with more, text encoders are loaded again."""
 
     def __post_init__(self) -> None:
-        if self.prompts == "starter_eval":
+        paths = [source.path for source in self.sources]
+        if unread := [path for path in paths if path.startswith("[")]:
+            raise ValueError(f"data.prompts: a source is a FILE or {{path: FILE, weight: NUMBER}}, got {unread[0]}.")
+        if len(set(paths)) < len(paths) or not paths:
+            raise ValueError(f"data.prompts must name one or more different sources, got {', '.join(paths) or 'none'}.")
+        if "starter_eval" in paths:
             raise ValueError('data.prompts: "starter_eval" is held out and never trained on. Use "starter".')
-        if self.prompts == self.eval_prompts == "starter":
+        if "starter" in paths and self.eval_prompts == "starter":
             raise ValueError('data.eval_prompts: "starter" is what is trained on. Leave it out, or use "starter_eval".')
+
+    @property
+    def sources(self) -> list[PromptSource]:
+        listed = [self.prompts] if isinstance(self.prompts, str) else self.prompts
+        return [PromptSource(path=one) if isinstance(one, str) else one for one in listed]
 
     @property
     def held_out(self) -> str | None:
         """Source of the held-out prompts; None is no evaluation."""
-        if self.eval_prompts is not None:
+        if self.eval_prompts is not None or not isinstance(self.prompts, str):
             return self.eval_prompts
-        return {**{name: name for name in WORLDS}, "starter": "starter_eval"}.get(self.prompts)
+        if self.prompts in (*WORLDS, "starter"):
+            return "starter_eval" if self.prompts == "starter" else self.prompts
+        return self.prompts if split_file(Path(self.prompts), "heldout") is not None else None
 
 
 @checked
@@ -236,6 +252,7 @@ class TrainConfig:
             and clips < update.updates_per_rollout,
         }
         refuse(reasons)
+        self._check_schedules()
         self._check_sigmas()
         if ":" not in self.objective.kind:  # one of your own is checked where it is built
             self.check_objective()
@@ -250,11 +267,17 @@ class TrainConfig:
 
     def check_objective(self) -> None:
         objective, kind, mode = self.build_objective(), self.objective.kind, self.trust_region.mode
-        given = (
+        gated = [reward.title for reward in self.rewards if reward.gate is not None and objective.differentiates]
+        reasons = {
             f"data.clips gives clips in place of rollouts, from which objective.kind {kind} cannot learn: use dpo (pairs) or sft, "
-            "for example with the methods dpo and rft, or leave data.clips out."
-        )
-        refuse({given: self.data.clips is not None and not objective.given_clips})
+            "for example with the methods dpo and rft, or leave data.clips out.": (
+                self.data.clips is not None and not objective.given_clips
+            ),
+            f"rewards {', '.join(gated)}: a gate has no gradient, which objective.kind {kind} needs. Leave it out.": bool(
+                gated
+            ),
+        }
+        refuse(reasons)
         objective.check(self)
         # With one update, the rollout's policy is still the live one, unless an old policy lags.
         inert = mode == "stepwise" and self.update.updates_per_rollout == 1 and not objective.lags
@@ -285,6 +308,22 @@ class TrainConfig:
             "than that; leave them out": rollout.staleness > 0 and self.optimizer.measures_kl,
         }
         refuse(reasons, f"rollout.on {rollout.on} with rollout.staleness {rollout.staleness}")
+
+    def _check_schedules(self) -> None:
+        """Refuse iterations at which no reward counts."""
+        counting = [reward for reward in self.rewards if reward.counts]
+        numbers = range(self.iterations) if any(reward.schedule for reward in counting) else ()
+        for number in (*numbers, None):
+            if counting and not any(reward.factor(number) for reward in counting):
+                when = "after the last point, where evaluations take it" if number is None else f"at iteration {number}"
+                raise ValueError(
+                    f"rewards: the schedules leave no reward {when}, so that there is nothing to learn from. Give one a factor above 0."
+                )
+
+    @property
+    def rewards_over_time(self) -> list[str]:
+        """Sentences on the rewards' schedules and gates."""
+        return [reward.over_time for reward in self.rewards if reward.over_time]
 
     def _check_sigmas(self) -> None:
         count, rollout, evaluate = len(self.model.sigmas), self.rollout, self.evaluate

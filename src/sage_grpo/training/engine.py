@@ -153,7 +153,7 @@ class RolloutEngine:
     def score(self, videos: Tensor, plan: Plan, latents: Tensor | None = None, sound: Sound | None = None) -> Scores:
         members = self.scored(plan)
         shown = [plan.groups[member.group].prompt for member in members]
-        return score_here(self.reward, videos, members, shown, self.model.video.fps, latents, sound)
+        return score_here(self.reward, videos, members, shown, self.model.video.fps, latents, sound, plan.iteration)
 
     def gather(self, scores: Scores) -> Scores:
         return scores.gathered(self.world, self.reward.max_failed_fraction, torch.float32)
@@ -172,7 +172,8 @@ class RolloutEngine:
             for batch, latents in rollout.latents:
                 rows, prompt = [], plan.group_of(batch).prompt
                 for some in latents.split(together):
-                    rows.append(self.reward.gradient(some, pixels, prompt.text, video.fps, metadata_of(prompt)))
+                    about = metadata_of(prompt), prompt.rewards, plan.iteration
+                    rows.append(self.reward.gradient(some, pixels, prompt.text, video.fps, *about))
                     for _ in some:
                         tick()
                 signals[batch.members] = torch.cat(rows).to(torch.float32)

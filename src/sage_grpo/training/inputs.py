@@ -22,10 +22,10 @@ from sage_grpo.models.network.blocks import worth_compiling
 from sage_grpo.models.policy import conditions_of
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.rewards.base import SMALL, TRIED, CompositeReward
-from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.functions import RewardConfigError, check_known
 from sage_grpo.rewards.member import without_gradient
 from sage_grpo.rewards.spec import RewardLike, RewardSpec, gather_rewards, has_gradient
-from sage_grpo.training.config import TrainConfig
+from sage_grpo.training.config import DataConfig, TrainConfig
 from sage_grpo.training.offload import DEVICES, get_ready, hold_to_budget
 from sage_grpo.training.planner import Planner
 from sage_grpo.training.scoring import metadata_of
@@ -201,8 +201,20 @@ def try_rewards(
     asked = {name: getattr(model, name) for name in ("frames", "height", "width", "fps")}
     asked = {name: value for name, value in asked.items() if value is not None}
     video = replace(SMALL, **asked) if asked else None
-    (text, metadata), *others = ((prompt.text, metadata_of(prompt)) for prompt in prompts[:TRIED])
-    problem = reward.try_out(text, metadata=metadata, others=others, video=video, gradient=gradient, sampled=True)
+    by_route: dict[tuple[str, ...], list[Prompt]] = {}
+    for prompt in prompts:
+        by_route.setdefault(prompt.rewards, []).append(prompt)
+    tried = [prompt for some in by_route.values() for prompt in some[:TRIED]]
+    (text, metadata), *others = ((prompt.text, metadata_of(prompt)) for prompt in tried)
+    problem = reward.try_out(
+        text,
+        metadata=metadata,
+        others=others,
+        video=video,
+        gradient=gradient,
+        sampled=True,
+        routes=[prompt.rewards for prompt in tried],
+    )
     problems = [text for text in (world or World()).texts(problem) if text]
     if problems:
         raise RewardConfigError("\n".join(dict.fromkeys(problems)))
@@ -215,9 +227,29 @@ def load_sources(config: TrainConfig, given: Overrides | None = None) -> tuple[l
             raise ConfigError(f"There are prompts as an object and in data.clips ({clips}): leave one of them out.")
         prompts: Sequence[Prompt] = load_examples(clips, pairs=config.group_size > 1)
     else:
-        prompts = given.prompts if given.prompts is not None else prompts_from(config.data.prompts, split="train")
+        prompts = given.prompts if given.prompts is not None else training_prompts(config.data)
     held_out = given.held_out if given.held_out is not None else prompts_from(source) if source is not None else ()
+    check_routes(config.rewards, [*prompts, *held_out])
     return list(prompts), list(held_out)
+
+
+def training_prompts(data: DataConfig) -> list[Prompt]:
+    """The prompts of data.prompts; of several sources each prompt knows its own."""
+    if isinstance(data.prompts, str):
+        return prompts_from(data.prompts, split="train")
+    return [replace(one, source=source) for source in data.sources for one in prompts_from(source.path, split="train")]
+
+
+def check_routes(specs: Sequence[RewardSpec], prompts: Sequence[Prompt]) -> None:
+    """Refuse prompts that name rewards of which none counts, or which do not exist."""
+    titles, counting = [spec.title for spec in specs], {spec.title for spec in specs if spec.counts}
+    for prompt in prompts if specs else ():
+        check_known(prompt.rewards, titles, f"rewards of the prompt {prompt.text[:60]!r}: there is no reward")
+        if prompt.rewards and counting.isdisjoint(prompt.rewards):
+            raise RewardConfigError(
+                f"rewards of the prompt {prompt.text[:60]!r}: none of {', '.join(prompt.rewards)} counts (metric_only). Name one of "
+                f"{', '.join(sorted(counting))}, or leave the column out."
+            )
 
 
 def prompts_from(source: str, *, split: Listed = "heldout") -> list[Prompt]:
@@ -229,7 +261,7 @@ def prompts_from(source: str, *, split: Listed = "heldout") -> list[Prompt]:
         raise ConfigError(
             f"The prompts {source!r} are not in the package any more: {MOVED[source]} of the project's repository has them."
         )
-    return load_prompts(source, NAMES)
+    return load_prompts(source, NAMES, split=split)
 
 
 @dataclass

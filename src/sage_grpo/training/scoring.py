@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,11 @@ class Scores:
     @property
     def valid(self) -> Tensor:
         return torch.isfinite(self.total)
+
+    def of(self, rows: Tensor) -> Scores:
+        """The scores of some clips."""
+        parts = {name: values[rows] for name, values in self.parts.items()}
+        return Scores(self.groups[rows], self.indices[rows], self.total[rows], parts, self.failed, self.failures)
 
     @property
     def report(self) -> str:
@@ -126,11 +131,12 @@ def score_here(
     fps: float,
     latents: Tensor | None = None,
     sound: Sound | None = None,
+    iteration: int | None = None,
 ) -> Scores:
-    """Score clips. `members` and `prompts` have an entry for each clip; `latents` are those that were decoded."""
+    """Score clips. `members` and `prompts` have an entry for each clip; `latents` are those that were decoded; `iteration` is None in evaluations."""
     texts, metadata = [prompt.text for prompt in prompts], [metadata_of(prompt) for prompt in prompts]
-    groups = [member.group for member in members]
-    scores, report = reward.score(videos, texts, fps, metadata, latents, groups, sound)
+    groups, routes = [member.group for member in members], [prompt.rewards for prompt in prompts]
+    scores, report = reward.score(videos, texts, fps, metadata, latents, groups, sound, routes, iteration)
     counts = report.counts()
     return Scores(
         groups=torch.tensor(groups, dtype=torch.long),
@@ -144,12 +150,14 @@ def score_here(
 
 def summary(scored: Scores, advantages: Tensor, witnesses: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     ok = scored.valid
-    spread = [scored.total[ok & (scored.groups == g)].std(correction=0) for g in scored.groups[ok].unique()]
+    totals = [scored.total[ok & (scored.groups == g)] for g in scored.groups[ok].unique()]
+    spread = [one.std(correction=0) for one in totals]
     metrics = {
         "reward/total": float(scored.total[ok].mean()),
         "reward/std": float(scored.total[ok].std(correction=0)),
         "reward/group_std": float(torch.stack(spread).nanmean()),
         "reward/failed": float((~ok).sum()),
+        "zero_std_ratio": sum(bool(one.min() == one.max()) for one in totals) / len(totals),
         "advantage/std": float(advantages.std(correction=0)),
         "advantage/largest": float(advantages.abs().max()),
     }
@@ -159,13 +167,43 @@ def summary(scored: Scores, advantages: Tensor, witnesses: Mapping[str, Mapping[
     return metrics
 
 
-def advantages_of(config: AdvantageConfig, reward: CompositeReward, parts: Sequence[str], scores: Scores) -> Tensor:
-    """Group-relative advantages of all clips; one column per part (`parts` are their names) if rewards judge parts."""
+def advantages_of(
+    config: AdvantageConfig,
+    reward: CompositeReward,
+    parts: Sequence[str],
+    scores: Scores,
+    routes: Sequence[tuple[str, ...]] = (),
+    iteration: int | None = None,
+) -> Tensor:
+    """Group-relative advantages of all clips; one column per part (`parts` are their names) if rewards judge parts.
+
+    routes: the rewards that every group's prompt names. Groups with the same ones are a task: statistics over groups stay within it.
+    """
+    if not any(routes):
+        return _of_task(config, reward, parts, scores, (), iteration)
+    columns = len(parts) if reward.judges_parts else None
+    advantages = torch.zeros(len(scores.total) if columns is None else (len(scores.total), columns))
+    for route in dict.fromkeys(routes):
+        own = torch.tensor([routes[group] == route for group in scores.groups.tolist()])
+        if bool(scores.valid[own].any()):  # else all clips of the task failed, which the others outweigh
+            advantages[own] = _of_task(config, reward, parts, scores.of(own), route, iteration)
+    return advantages
+
+
+def _of_task(
+    config: AdvantageConfig,
+    reward: CompositeReward,
+    parts: Sequence[str],
+    scores: Scores,
+    route: tuple[str, ...],
+    iteration: int | None,
+) -> Tensor:
+    scores = replace(scores, parts=reward.gated(scores.parts))
     if not reward.judges_parts:
-        return _normalized(config, scores, reward.weights, scores.total)
+        return _normalized(config, scores, reward.counting(iteration, route), scores.total)
     columns = []
     for part in parts:
-        weights = reward.judging(part)
+        weights = reward.counting(iteration, route, part)
         total = torch.stack([weight * scores.parts[name] for name, weight in weights.items()] or [scores.total * 0])
         columns.append(_normalized(config, scores, weights, total.sum(0)))
     return torch.stack(columns, dim=1)

@@ -97,7 +97,7 @@ class Trainer:
         with self.clock("rollout"):
             rollout = self.sample(plan)
         scores = self.score(rollout, plan)
-        advantages = self.advantages(scores)
+        advantages = self.advantages(scores, plan)
         plan, signals = choose(self.config, plan, advantages, scores.valid), {}
         if self.objective.differentiates:
             with self.clock("gradient"):
@@ -136,11 +136,12 @@ class Trainer:
         assert clips.scores is not None
         return self.engine.gather(clips.scores)
 
-    def advantages(self, scores: Scores) -> Tensor:
+    def advantages(self, scores: Scores, plan: Plan) -> Tensor:
         """Group-relative advantages of all clips; one column per part if rewards judge parts. A given clip's is its known preference."""
         if self.config.data.clips is not None:
             return scores.total
-        return advantages_of(self.config.advantage, self.reward, [part.name for part in self.engine.parts], scores)
+        parts, routes = [part.name for part in self.engine.parts], [prompt.rewards for prompt in plan.prompts]
+        return advantages_of(self.config.advantage, self.reward, parts, scores, routes, plan.iteration)
 
     def _described(self, advantages: Tensor) -> dict[str, float]:
         times, row = self.clock.report(), {}

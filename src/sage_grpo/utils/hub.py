@@ -91,6 +91,24 @@ def pinned_folder(value: str, *, option: str) -> Path:
     return Path(place)
 
 
+def pinned_dataset(value: str) -> tuple[str, str, str]:
+    """Repository, commit and split of a dataset, `owner/name@COMMIT` or `owner/name@COMMIT:SPLIT`. A branch is refused with its present commit."""
+    match = re.fullmatch(rf"({NAME})(?:@([\w./-]+))?(?::([\w.-]+))?", value)
+    if match is None:
+        raise HubError(
+            f"{value!r} is not the name of a dataset: write hf:owner/name@COMMIT, or hf:owner/name@COMMIT:SPLIT."
+        )
+    repo, revision, split = match.groups(default="")
+    if COMMIT.fullmatch(revision) is None:
+        from huggingface_hub import HfApi
+
+        commit = _asked(repo, lambda: HfApi().dataset_info(repo, revision=revision or None)).sha
+        raise HubError(
+            f"hf:{value} is on the hub, where it may change: name the commit. The present one is hf:{repo}@{commit}"
+        )
+    return repo, revision, split
+
+
 def in_words(size: float) -> str:
     for unit in ("B", "kB", "MB"):
         if size < 1000:

@@ -176,7 +176,10 @@ def of_reward(sample: Sample, videos: Tensor) -> Checks:
         rows = [metadata_of(prompt) for prompt in shown]
         asked_of = None if latents is None else latents[which.to(latents.device)]
         texts, fps = [prompt.text for prompt in shown], trainer.model.video.fps
-        scores, _ = trainer.reward.score(videos[which], texts, fps, metadata=rows, latents=asked_of)
+        routes = [prompt.rewards for prompt in shown]
+        scores, _ = trainer.reward.score(
+            videos[which], texts, fps, rows, latents=asked_of, routes=routes, iteration=plan.iteration
+        )
         return scores.total.double().cpu()
 
     allowed = trainer.config.max_failed_fraction

@@ -83,10 +83,11 @@ def files(config: TrainConfig, ranks: int = 1) -> tuple[Check, list[str]]:
 def settings(run: RunDescription, remarks: Sequence[str]) -> Check:
     """The remarks of preflight (prompts that are trained on and held out, copies, a slow dtype, idle workers), and a distilled checkpoint's
     guidance and steps against those of its authors."""
-    remarks = [*remarks, *filter(None, [run.advice()])]
+    remarks = [*remarks, *filter(None, [run.advice(), run.size_advice()])]
     value = "no prompt is a copy or held out and trained on"
     if run.distilled is not None:
         value += f"; distilled ({run.distilled.evidence}), and sampled as its authors do"
+    value = "; ".join([value, *run.config.rewards_over_time])
     return Check("settings", "warn" if remarks else "pass", " ".join(remarks) or value, float(len(remarks)))
 
 

@@ -27,7 +27,7 @@ from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.windows import Window
 from sage_grpo.tools.probe.estimate import CORRELATION, QUADRUPLE, Advice, Effect, advise, best_step, effect, spread
 from sage_grpo.training.config import BatchConfig, TrainConfig, UpdateConfig
-from sage_grpo.training.inputs import load_rewards, prompts_from
+from sage_grpo.training.inputs import load_rewards, training_prompts
 from sage_grpo.training.plan import Group, Plan
 from sage_grpo.training.planner import Planner
 from sage_grpo.training.rollout import NoiseKeys, Sampler, Storage
@@ -224,10 +224,10 @@ Counting = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 
 def prepare(config: TrainConfig, spec: ProbeSpec, choice: Choice) -> Prober:
     """Load the inputs of the probe; every refusal without a model comes before loading one."""
-    prompts = prompts_from(config.data.prompts, split="train")
-    if len(prompts) < spec.prompts:
-        raise ValueError(f"probe.prompts is {spec.prompts}, but {config.data.prompts} has only {len(prompts)} prompts.")
-    prompts = prompts[: spec.prompts]
+    known = training_prompts(config.data)
+    if len(known) < spec.prompts:
+        raise ValueError(f"probe.prompts is {spec.prompts}, but data.prompts has only {len(known)} prompts.")
+    prompts = known[: spec.prompts]
     for eta in chosen_etas(config, spec):
         replace(config.kernel, eta=eta).build()  # an eta outside the kernel's range fails here
     found = choice.find(config.model)
