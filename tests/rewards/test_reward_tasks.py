@@ -18,24 +18,20 @@ NAN = torch.nan
 GATE = Gate(part="level", floor=20.0, below=-1.0)
 
 
-@pytest.mark.parametrize("early", [False, True])
-def test_a_clip_is_judged_by_the_rewards_that_its_prompt_names(early: bool) -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_clip_is_judged_by_the_rewards_that_its_prompt_names(overlap: bool) -> None:
     """The others neither see it nor count as 0 for it, and cannot fail on it; what is only logged scores all."""
     toy_rewards.CALLS.clear()
     specs = [
-        toy("nan_on_bad", label="level", weights={"nan_on_bad": 2.0}, overlap=early),
-        toy("as_list", label="length", overlap=early),
+        toy("nan_on_bad", label="level", weights={"nan_on_bad": 2.0}, overlap=overlap),
+        toy("as_list", label="length", overlap=overlap),
         toy("as_list", label="seen", metric_only=True),
     ]
     composite = CompositeReward(specs)
     routes = [("level",), ("length",), (), ("level", "length"), ("length",)]
     prompts = ["a", "bad", "ccc", "bad!", "eeeee"]
     lengths = torch.tensor([1.0, 3.0, 3.0, 4.0, 5.0])
-    with composite.early(8.0) as coming:
-        if early:
-            for rows in (slice(0, 2), slice(2, 5)):
-                coming.add(clips()[rows], prompts[rows], [{}] * len(prompts[rows]), routes=routes[rows])
-        scores, report = composite.score(clips(), prompts, 8.0, early=coming if early else None, routes=routes)
+    scores, report = composite.score(clips(), prompts, 8.0, routes=routes)
     alone = 2 * LEVELS
     expected = torch.tensor([alone[0], lengths[1], alone[2] + lengths[2], NAN, lengths[4]])
     torch.testing.assert_close(scores.total, expected, equal_nan=True)

@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,7 +59,7 @@ def test_tasks_of_one_batch_have_the_advantages_that_each_has_alone(
 ) -> None:
     """Also where a reward failed, for some clips or a whole group."""
     reward = composite()
-    config: Any = SimpleNamespace(rewards=[], advantage=AdvantageConfig(scale=scale, decoupled=decoupled))  # type: ignore[arg-type]
+    config = AdvantageConfig(scale=scale, decoupled=decoupled)  # type: ignore[arg-type]
     scores = scored(reward, failed)
     found = advantages_of(config, reward, (), scores, ROUTES)
     for route in set(ROUTES):
@@ -83,7 +82,7 @@ def test_tasks_of_one_batch_have_the_advantages_that_each_has_alone(
 
 def test_a_task_that_failed_as_a_whole_has_no_advantage_and_the_others_keep_theirs() -> None:
     reward = composite()
-    config: Any = SimpleNamespace(rewards=[], advantage=AdvantageConfig())
+    config = AdvantageConfig()
     whole, lost = scored(reward), scored(reward, tuple(range(4)) + tuple(range(8, 12)))
     found, of_a = advantages_of(config, reward, (), lost, ROUTES), (GROUPS == 0) | (GROUPS == 2)
     assert not found[of_a].any()
@@ -93,10 +92,9 @@ def test_a_task_that_failed_as_a_whole_has_no_advantage_and_the_others_keep_thei
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_parts_that_rewards_judge_have_a_column_in_a_mixed_batch_too(decoupled: bool) -> None:
     reward = composite(judges="video")
-    rewards = [SimpleNamespace(judges="video")]
-    config: Any = SimpleNamespace(rewards=rewards, advantage=AdvantageConfig(decoupled=decoupled))
+    config = AdvantageConfig(decoupled=decoupled)
     found = advantages_of(config, reward, ["video", "audio"], scored(reward), ROUTES)
-    config.rewards = []
+    reward.judges_parts = False
     assert torch.equal(found[:, 0], advantages_of(config, reward, (), scored(reward), ROUTES))
     assert not found[:, 1].any()
 
@@ -110,17 +108,14 @@ def test_advantages_have_the_weights_of_the_iteration_and_what_gates_leave() -> 
     reward = CompositeReward(specs)
     parts = {"a/bright": torch.tensor([1.0, 2.0, 3.0, 4.0]), "b/bright": torch.tensor([9.0, 1.0, 2.0, 1.0])}
     scores = Scores(torch.zeros(4, dtype=torch.long), torch.arange(4), torch.zeros(4), parts, {})
-    config: Any = SimpleNamespace(
-        rewards=[SimpleNamespace(judges="x")], advantage=AdvantageConfig(scale="none", clip=None)
-    )
+    reward.judges_parts = True
+    plain = AdvantageConfig(scale="none", clip=None)
     for iteration, factor in ((0, 0.0), (1, 0.5), (None, 1.0)):
         counted = factor * parts["a/bright"] + torch.tensor([0.0, 1.0, 2.0, 1.0])
-        found = advantages_of(config, reward, ["x"], scores, (), iteration)
+        found = advantages_of(plain, reward, ["x"], scores, (), iteration)
         torch.testing.assert_close(found[:, 0], counted - counted.mean())
-        config.advantage = replace(config.advantage, decoupled=True)
-        found = advantages_of(config, reward, ["x"], scores, (), iteration)
+        found = advantages_of(replace(plain, decoupled=True), reward, ["x"], scores, (), iteration)
         torch.testing.assert_close(found[:, 0], (counted - counted.mean()) / counted.std(correction=0))
-        config.advantage = replace(config.advantage, decoupled=False)
 
 
 @pytest.fixture
@@ -154,8 +149,8 @@ def test_advantages_reach_the_update_with_tasks_and_iteration(mixed: TrainConfig
     routes = [prompt.rewards for prompt in plan.prompts]
     assert set(routes) == {(), ("dim",)}
     found = trainer.advantages(scores, plan)
-    assert torch.equal(found, advantages_of(trainer.config, trainer.reward, (), scores, routes, 2))
-    assert not torch.equal(found, advantages_of(trainer.config, trainer.reward, (), scores, routes, None))
+    assert torch.equal(found, advantages_of(trainer.config.advantage, trainer.reward, (), scores, routes, 2))
+    assert not torch.equal(found, advantages_of(trainer.config.advantage, trainer.reward, (), scores, routes, None))
     total = scores.parts["bright"] * -(0.5 + 0.5 / 3)
     own = torch.tensor([routes[group] == ("dim",) for group in scores.groups.tolist()])
     torch.testing.assert_close(scores.total[own], total[own])

@@ -104,7 +104,7 @@ def configured(suite: Suite, arm: Arm, start: TrainConfig) -> TrainConfig:
 
 def _job(suite: Suite, arm: Arm, start: TrainConfig, config: TrainConfig) -> CompareJob:
     points = tuple(evaluated(suite.points, config.evaluate, config.iterations)) if suite.kind == "train" else ()
-    changed = {key: new for key, (_, new) in differences(_plain(start), _plain(config)).items()}
+    changed = {key: new for key, (_, new) in differences(plain(asdict(start)), plain(asdict(config))).items()}
     budgets = {name: most for name in BUDGETS if (most := getattr(suite, name)) is not None}
     recorded = {name: getattr(config.evaluate, name.removeprefix("evaluate.")) for name in RECORDED}
     return CompareJob(
@@ -131,10 +131,14 @@ def evaluated(points: Sequence[int] | None, spec: EvalConfig, iterations: int) -
 
 def key_of(config: TrainConfig, points: Sequence[int], kind: str, more: Mapping[str, int] | None = None) -> str:
     """Digest of the results of a run; `more` has its other evaluations. Defaults do not count, so that a new field changes no key."""
-    changed = differences(_plain(TrainConfig()), _plain(config))
+    changed = differences(plain(asdict(TrainConfig())), plain(asdict(config)))
     counted = {key: new for key, (_, new) in changed.items() if key != "seed" and affects(TrainConfig, key) in COMPARED}
-    if "rewards" in counted:  # rows have a field that is gone
-        counted["rewards"] = [{"standardize": {}, **reward} for reward in counted["rewards"]]
+    if "rewards" in counted:  # a list is compared whole: rows have a field that is gone, and none of the newer ones
+        newer = ("judges", "schedule", "gate")
+        counted["rewards"] = [
+            {"standardize": {}, **{name: value for name, value in reward.items() if value or name not in newer}}
+            for reward in counted["rewards"]
+        ]
     text = json.dumps([counted, config.seed, list(points), kind, *([more] if more else [])], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -152,13 +156,3 @@ def head(job: CompareJob, status: str, fault: str | None) -> dict[str, Any]:
         "iterations": job.config.iterations,
         "settings": job.settings,
     }
-
-
-def _plain(config: TrainConfig) -> Mapping[str, Any]:
-    found = plain(asdict(config))
-    for reward in found["rewards"]:
-        if not reward["judges"]:
-            del reward[
-                "judges"
-            ]  # rows are older than this field; in a list, which is compared whole, it would change their keys
-    return found
