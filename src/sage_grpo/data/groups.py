@@ -1,6 +1,6 @@
 """Assignment of group members to ranks: pure arithmetic.
 
-Rollouts are numbered group by group and dealt out as evenly as possible, so a group may span ranks and no divisibility rule ties prompts, group size
+Clips are numbered group by group and dealt out as evenly as possible, so a group may span ranks and no divisibility rule ties prompts, group size
 and world size together. Every rank gets the same number of micro-batches (a rank that has fewer repeats one as filler), because sharded networks
 communicate in every forward pass; evaluation runs the fillers, and training leaves them out and pads its passes by training/lockstep.py. For the same reason a micro-batch of several ranks holds one group only: prompts of different lengths
 would take a rank more than one pass.
@@ -45,7 +45,7 @@ class BatchConfig:
 
 @dataclass(frozen=True)
 class Member:
-    """One rollout of an iteration."""
+    """One clip of an iteration."""
 
     group: int  # index of its group within the iteration
     index: int  # index within the group
@@ -53,7 +53,7 @@ class Member:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rollouts that go through the network together, in rollout and in every update, so that the first replay's ratio is exactly 1."""
+    """Clips that go through the network together, in rollout and in every update, so that the first replay's ratio is exactly 1."""
 
     members: tuple[Member, ...]
     filler: bool = False  # true for padding that keeps ranks synchronized: it counts in no statistic and has weight 0
@@ -94,7 +94,7 @@ def share_out(
 
 
 def split_updates(steps: list[int], updates: int) -> list[list[int]]:
-    """Deal the trained steps, already in their permuted order, into `updates` near-equal consecutive parts. Steps are dealt out, not rollouts: every
+    """Deal the trained steps, already in their permuted order, into `updates` near-equal consecutive parts. Steps are dealt out, not clips: every
     update sees every group, and the parts do not depend on ranks or batches."""
     if not 1 <= updates <= len(steps):
         raise ValueError(

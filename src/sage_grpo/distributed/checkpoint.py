@@ -80,9 +80,7 @@ def save(
             f"Checkpoint {number} could not be written to {root}: {failed}. Checkpoints from before are untouched: fix the "
             "cause, and the same command continues from the newest."
         ) from failed
-    except (
-        KeyboardInterrupt
-    ) as stop:  # a second Ctrl-C: the partial folder is not a checkpoint, and the next run removes it
+    except KeyboardInterrupt as stop:  # a second Ctrl-C: the partial folder is no checkpoint, the next run removes it
         raise KeyboardInterrupt(
             "Interrupted while a checkpoint was saved. The same command continues from the newest whole one."
         ) from stop

@@ -1,4 +1,4 @@
-"""The base class of all diffusers families. A family adds its encoding, forward pass and scaling; see docs/extending.md."""
+"""The base class of all diffusers families. A family adds its constants (`Traits`), grid, encoding and forward pass; see docs/extending.md."""
 
 from __future__ import annotations
 
@@ -288,6 +288,7 @@ class FamilyModel(ABC):
     def _combine(
         self, x: Tensor, sigma: Tensor, v: Tensor, v_negative: Tensor, scale: float, again: Callable[[], Tensor]
     ) -> Tensor:
+        """The guided velocity; `again` runs the pass with the prompt once more, as LTX-2 does with parts switched off."""
         return self.guidance.combine(v, v_negative, scale)
 
     def _branch(self, sigma: Tensor, time: Tensor, x: Tensor, inputs: Sequence[Mapping[str, Tensor]]) -> Tensor:
@@ -324,7 +325,7 @@ class FamilyModel(ABC):
         return self.traits.blocks_of(self.transformer)
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The parameters that training changes, by their names in the diffusers transformer; with both experts after the component's."""
+        """The parameters that training changes, by their names in the diffusers transformer; with both experts trained, after the component's name and a dot."""
         return {name: parameter for name, parameter in self.experts.parameters().items() if parameter.requires_grad}
 
     def keep(self, levels: Sequence[Keep]) -> None:

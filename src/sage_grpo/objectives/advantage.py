@@ -1,4 +1,4 @@
-"""Group-relative advantages, with failed rollouts masked out rather than scored 0; and the selection of a group's clips for training."""
+"""Group-relative advantages, with failed clips masked out rather than scored 0; and the selection of a group's clips for training."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def group_advantage(
     eps: float = 1e-6,
     clip: float | None = None,
 ) -> Tensor:
-    """A_i = (r_i - mean of its group) / (population std + eps), one value per rollout; `groups` holds an integer per rollout.
+    """A_i = (r_i - mean of its group) / (population std + eps), one value per clip; `groups` holds an integer per clip.
 
-    Rollouts that are not valid, or whose reward is not finite, count in no statistic and get advantage 0. `scale` divides by the
+    Clips that are not valid, or whose reward is not finite, count in no statistic and get advantage 0. `scale` divides by the
     group's std, by that of the raw rewards of all groups together (global), or not at all.
     """
     ids, index = torch.unique(groups, return_inverse=True)

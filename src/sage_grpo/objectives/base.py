@@ -35,6 +35,7 @@ class LossTerms:
     inactive: Tensor | None = None
     """bool; True where the trust region removes the gradient."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    """Further diagnostics by name, detached; the log has their weighted means."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Composition of rewards: a list of specs becomes one weighted, masked, timed score."""
+"""Composition of rewards: a list of specs becomes one weighted, masked score."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TRIED = 8
 class CompositeReward:
     """Several rewards as one: weighted sum, masks, batches by memory, placement.
 
-    A clip that a reward cannot score (it raises, returns NaN, a wrong shape or too few values) is masked and counted, never scored 0.
+    A part that a reward cannot score (it raises, returns NaN, a wrong shape or too few values) is counted, never 0; if it has a weight, its clip is masked.
     """
 
     specs: Sequence[RewardSpec]
@@ -111,7 +111,7 @@ class CompositeReward:
 
     @property
     def watching(self) -> dict[str, dict[str, float]]:
-        """Metric-only rewards by title, with the weights that their specs give to parts."""
+        """Metric-only rewards by title, with the weights of their parts: the spec's, or 1 for an only part."""
         metrics = {}
         for member in self._members:
             names, spec = member.reward.names, member.spec
@@ -159,7 +159,7 @@ class CompositeReward:
         routes: Sequence[Sequence[str]] = (),
         iteration: int | None = None,
     ) -> tuple[BatchScores, FailureReport]:
-        """Score uint8 clips B x F x H x W x 3. A failing reward never raises; the report lists the failures.
+        """Score uint8 clips B x F x H x W x 3. Failures are listed in the report; only errors of a reward's configuration are raised.
 
         metadata: that of each clip's prompt. latents: those that the clips were decoded from. groups: the number of each clip's group; without it,
         clips of one prompt form a group. routes: the rewards that each clip's prompt names; the others leave the clip out. iteration: the one
@@ -246,7 +246,7 @@ class CompositeReward:
         sampled: bool = False,
         routes: Sequence[Sequence[str]] = (),
     ) -> str:
-        """Call every reward once with a small clip, and differentiate those in the total if `gradient`; returns the problems, or an empty string.
+        """Call every reward of clips (without `try_out: false`) with a small one, and differentiate those in the total if `gradient`; returns the problems.
 
         A NaN with a reason (no text to read, no face) is accepted; NaN without one for this prompt and all `others` (each with its metadata) is a
         problem. A failure on the small clip is tried again in the run's own format, if known. Rewards of latents are not tried, because the latents'

@@ -65,7 +65,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:
-    """Everything that is written and run in a folder."""
+    """A rehearsal that is ready to run: its folder, the configuration of its run, and the random parts to write."""
 
     folder: Path
     config: TrainConfig
@@ -220,7 +220,7 @@ def rehearse(rehearsal: Rehearsal, world: World, export: Export, say: Callable[[
             return None
         prompt = load_sources(config)[0][0].text
         call, own = call_of(ended.model.stock_pipeline, prompt, ended.model.video), None
-        # Exports hold the average of the weights, LTX-2 has states of two parts, and a grid of one's own is not the scheduler's.
+        # Not comparable: an EMA (exports hold it), a grid of one's own (not the scheduler's), states of two parts (LTX-2).
         if not (config.optimizer.ema or config.model.sigmas) and len(ended.model.latent_shape()) > 1:
             call["latents"], own = _first_velocity(ended.model, prompt)
         trained = ended.model.experts.components
@@ -302,9 +302,7 @@ def _rows(planned: Forecast, lines: Sequence[Mapping[str, float]], measured: Map
     return [
         row("write", measured),
         start("train", lines[:second]),
-        *(
-            row("encode", line) for line in encoded
-        ),  # in the row of the first evaluation, or of the iteration without one
+        *(row("encode", line) for line in encoded),  # in the row of the first evaluation, else of the iteration
         *(row(name, lines[first]) for name in inner),
         iteration(lines[first], "iteration 1"),
         *(replace(row("evaluate", line), planned_seconds=planned.evaluation_seconds) for line in evaluated),

@@ -159,7 +159,7 @@ class RolloutEngine:
         return scores.gathered(self.world, self.reward.max_failed_fraction, torch.float32)
 
     def differentiate(self, plan: Plan, rollout: Rollout) -> dict[tuple[Member, ...], Tensor]:
-        """The gradient of the reward at all latents, by micro-batch. A decoder's graph is large: clips go one at a time, or as they are decoded."""
+        """The gradient of the reward at all latents, by micro-batch. A decoder's graph is large: clips go one at a time with model.vae_slicing, else by micro-batch."""
         tick = self.clock.ticker(sum(len(batch.members) for batch, _ in rollout.latents))
         signals, video = {}, self.model.video
         together = 1 if self.config.model.vae_slicing else self.config.batch.micro_batch
@@ -182,7 +182,7 @@ class RolloutEngine:
         return signals
 
     def scored(self, plan: Plan) -> list[Member]:
-        """The rollouts that this process decodes and scores; ranks that share clips divide this work. Empty for given clips."""
+        """The clips that this process decodes and scores; ranks that share clips divide this work. Empty for given clips."""
         if plan.examples:
             return []
         batches = plan.batches(self.world.rank)

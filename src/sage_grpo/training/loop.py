@@ -45,7 +45,7 @@ class Saver(Protocol):
         ...
 
     def save(self, *, needed: bool) -> Path | None:
-        """Save now, `needed` if the sentinel may roll back to this point; returns the folder, or None if saving failed."""
+        """Save now, `needed` if the sentinel may roll back to this point; returns the folder to tell observers of, if any."""
         ...
 
 

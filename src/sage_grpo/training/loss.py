@@ -24,7 +24,7 @@ KINDS = ("raw", "equalized", "sent")
 
 
 class Diverged(RuntimeError):
-    """The loss or the gradient is not finite; the weights are unchanged."""
+    """Not finite: a loss or a gradient, whose update is not made, or the measured KL of updates that are."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def summarize(sums: UpdateSums, world: World, steps: Sequence[int]) -> dict[str,
 
 
 def mean_of(logs: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Mean over the updates that have a metric; ratio/first_log, of the first update, is 0 if the replay repeats the rollout exactly."""
+    """Means over the updates that have a metric, and the largest ratio/largest_log; ratio/first_log is the first one: 0 if the replay repeats the rollout exactly."""
     names = sorted({name for log in logs for name in log})
     mean = {name: sum(log[name] for log in logs if name in log) / sum(name in log for log in logs) for name in names}
     if "ratio/largest_log" in mean:

@@ -44,7 +44,7 @@ class Group:
 
     @cached_property
     def shared_steps(self) -> int:
-        """The number of steps before members differ; 0 if they do not share their start."""
+        """The number of steps whose network pass members share: to the first exploring one, whose noise sets them apart; 0 without a common start."""
         return self.schedule.exploring_range()[0] + 1 if self.shared else 0
 
     def label(self, step: int) -> int:

@@ -28,7 +28,7 @@ LOOK = "Look at `sage-grpo inspect`."
 
 @dataclass(frozen=True)
 class Planner:
-    """Makes the plans of a run."""
+    """Turns configuration, grid, kernel and number of ranks into the plan of each iteration: equal on every rank and after a resume."""
 
     config: TrainConfig
     grid: Schedule
@@ -55,7 +55,7 @@ class Planner:
         else:
             every = {0: window.steps(steps, iteration, config.seed)}
             windows = [every[0]] * len(prompts)
-        # On several ranks prompts of different lengths would take one more passes than another.
+        # On several ranks, prompts of different lengths would give one rank more passes than another.
         together = 1 if self.ranks > 1 else config.batch.micro_batch
         groups = tuple(
             self._group(index, prompt, flags, iteration)
@@ -107,6 +107,7 @@ class Planner:
         return rollout.window.kind == "drawn" or self._shares_start or self.objective.samples == "ode"
 
     def places(self, rank: int) -> list[int]:
+        """Indices of the groups of which a rank has clips."""
         return sorted({member.group for batch in self.shares[rank] for member in batch.members})
 
     @property
@@ -150,7 +151,7 @@ class Planner:
         return list(window.at or allowed)
 
     def check(self) -> None:
-        """Fail before the first rollout if a plan of any iteration cannot work."""
+        """Fail before the first rollout if a window of any iteration cannot work, or, without exploration, the levels drawn for one prompt."""
         config, window, steps = self.config, self.config.rollout.window, self.config.rollout.steps
         if self.objective.samples == "ode":
             self._without_noise(0, [Prompt("")])

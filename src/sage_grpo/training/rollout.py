@@ -33,7 +33,7 @@ class Record:
     v_old: Tensor | None = None
     """Velocity of the rollout's policy, rows as in `x`; None when neither a loss term nor the measured KL needs it."""
     log_prob_old: Tensor | None = None
-    """Of the step taken, one value per member. None, as `v_old`, at a fresh noise level of which the live policy is the rollout's."""
+    """Of the step taken, one value per member. None at a fresh noise level and in padding: the live policy's, detached, takes its place."""
 
 
 @dataclass(frozen=True)

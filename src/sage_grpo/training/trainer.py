@@ -119,7 +119,7 @@ class Trainer:
             return self.workers.roll_out(plan, self._coming(), self.needs_clips)
 
     def _coming(self) -> list[Plan]:
-        """Plans of the later iterations that are sampled with the current weights."""
+        """Plans of the next iterations, as many as weights may lag: workers may sample them now."""
         first, size = self.state.iteration + 1, self.config.batch.prompts
         numbers = range(first, min(first + self.config.rollout.staleness, self.config.iterations))
         prompts = self.state.stream.peek(len(numbers) * size)
@@ -144,6 +144,7 @@ class Trainer:
         return advantages_of(self.config.advantage, self.reward, parts, scores, routes, plan.iteration)
 
     def _described(self, advantages: Tensor) -> dict[str, float]:
+        """Metrics of the iteration besides the updates'; its memory peaks decide where the VAE stays."""
         times, row = self.clock.report(), {}
         self.engine.vae.observe(times)
         look = self.drift.measure(self.world)

@@ -32,7 +32,7 @@ from sage_grpo.utils.clock import Clock
 
 Progress = Callable[[], None]
 Signals = Mapping[tuple[Member, ...], Tensor]
-"""The reward's gradient at the states after a step, for every micro-batch by its clips; it is propagated back from step to step, in place."""
+"""The reward's gradient at the latents, by the members of a micro-batch. With objective.credit exact each replay carries it back a step, in place."""
 
 
 @dataclass
@@ -286,8 +286,8 @@ def _pair(plan: Plan, members: Sequence[Member], rows: Tensor) -> PreferencePair
 def path_kl(
     lockstep: Lockstep, rollout: Rollout, world: World, device: torch.device, progress: Progress = lambda: None
 ) -> float:
-    """KL(policy of the rollout, current policy) of a whole path, per latent dimension, over all ranks: by the chain rule the sum of the KLs of the
-    steps at the rollout's states. Each group measures it at the step of its probe, with one forward pass."""
+    """Estimate of KL(policy of the rollout, current policy) over the trained steps of a path, per latent dimension, over all ranks: by the chain rule
+    the sum of their KLs at the rollout's states. Each group measures one, at the step of its probe, with one forward pass."""
     plan = lockstep.plan
     probes = plan.kl_replays(world.rank)
     total = 0.0

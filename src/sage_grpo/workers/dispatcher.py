@@ -101,7 +101,7 @@ class Dispatcher:
             thread.start()
 
     def roll_out(self, due: Plan, coming: Sequence[Plan], shows: Callable[[int], bool]) -> Rollout:
-        """The rollout of the due iteration; the `coming` ones are started with the current weights."""
+        """The rollout of the due iteration; those of the `coming` ones that are not under way start with the current weights."""
         promised: dict[int, tuple[int, Snapshot | None]] = {due.iteration: (due.iteration, None)}
         if self.past is not None:
             promised = dict(self.past.promise(due.iteration, [plan.iteration for plan in coming]))
