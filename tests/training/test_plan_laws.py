@@ -317,6 +317,14 @@ def test_a_gradient_is_carried_from_the_clip_backwards_and_a_prediction_ends_the
     for trains, levels in ((lambda sigma: sigma > 0.9, 1), (lambda sigma: True, 5)):
         with pytest.raises(ValueError, match=rf"levels is {levels}, but the trained network runs at steps \["):
             groups(trains, levels=levels)
+    # Levels that only some draws have room for are refused at the first iteration, whatever it draws.
+    for draw in ("last", "schedule"):
+        config = without_sde(base.config, kind="gradient", draw=draw, predict=0.5, levels=4)
+        for seed in range(8):
+            with pytest.raises(
+                ValueError, match=r"levels is 4, but the trained network runs at steps \[0, 1, 2\] of the 3"
+            ):
+                replace(base, config=replace(config, seed=seed)).check()
 
 
 def test_levels_are_steps_of_the_trained_network() -> None:

@@ -40,17 +40,21 @@ class RewardGradient(OdeObjective):
         """Steps of the rollout that are trained; with `predict` it is cut short by a prediction of the clip."""
         spec, sigmas = self.spec, grid.sigmas.tolist()
         steps = [step for step in range(len(sigmas) - 1) if trains(sigmas[step])]
+        ends = [len(sigmas) - 2]
         if spec.predict is not None:
-            late = [step for step in steps if step >= (1 - spec.predict) * (len(sigmas) - 1)] or steps[-1:]
-            end = draw.choice(late)
-            sigmas, steps = [*sigmas[: end + 1], 0.0], [step for step in steps if step <= end]
-        last = list(range(len(sigmas) - 1))[-spec.levels :]
-        chosen = sorted(draw.sample(steps, min(spec.levels, len(steps)))) if spec.draw == "schedule" else last
-        if len(chosen) < spec.levels or not set(chosen) <= set(steps):
+            ends = [step for step in steps if step >= (1 - spec.predict) * (len(sigmas) - 1)] or steps[-1:] or ends
+        # The shortest rollout decides, so that a run is refused at its start and not at an iteration that draws it.
+        fewest = [step for step in steps if step <= ends[0]]
+        if len(fewest) < spec.levels or (spec.draw != "schedule" and fewest[-spec.levels] != ends[0] + 1 - spec.levels):
             raise ValueError(
-                f"objective.levels is {spec.levels}, but the trained network runs at steps {steps} of the {len(sigmas) - 1} of a rollout: use "
+                f"objective.levels is {spec.levels}, but the trained network runs at steps {fewest} of the {ends[0] + 1} of a rollout: use "
                 "fewer levels, or more rollout.steps."
             )
+        if spec.predict is not None:
+            end = draw.choice(ends)
+            sigmas, steps = [*sigmas[: end + 1], 0.0], [step for step in steps if step <= end]
+        last = list(range(len(sigmas) - 1))[-spec.levels :]
+        chosen = sorted(draw.sample(steps, spec.levels)) if spec.draw == "schedule" else last
         levels = Schedule(torch.tensor([*(sigmas[step] for step in chosen), 0.0]))
         rollout = Schedule(torch.tensor(sigmas)).exploring((False,) * (len(sigmas) - 1))
         return NoiseLevels(levels, tuple(chosen), VelocityLaw(), visited=True, rollout=rollout)
