@@ -34,7 +34,6 @@ CONTENTS = {
         "guides/few-steps",
         "guides/hunyuan15-one-gpu",
         "guides/own-reward",
-        "guides/own-model",
     ],
     "Using it": [
         "rewards",
