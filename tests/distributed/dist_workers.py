@@ -203,8 +203,9 @@ class Recorder:
         finally:
             self.trainer.reward.score = reward
 
-    def _advantages(self, scored):
-        result = self._methods[2](scored)
+
+    def _advantages(self, scored, plan):
+        result = self._methods[2](scored, plan)
         self.totals.append(scored.total)
         self.advantages.append(result)
         return result
