@@ -203,7 +203,6 @@ class Recorder:
         finally:
             self.trainer.reward.score = reward
 
-
     def _advantages(self, scored, plan):
         result = self._methods[2](scored, plan)
         self.totals.append(scored.total)
