@@ -14,7 +14,6 @@ import yaml
 
 import trainer_toys
 from sage_grpo.cli.main import main
-from sage_grpo.distributed.world import World
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.saved import Choice
@@ -123,7 +122,7 @@ def probe_of(make_config):
             **fields,
         )
         prompts = prompts_from(config.data.prompts) * 5
-        reward = load_rewards(config, prompts, World())
+        reward = load_rewards(config, torch.device("cpu"))
         spec, model = spec or ProbeSpec(prompts=PROMPTS), model or ToyModel(config.model)
         conditions = model.encode([prompt.text for prompt in prompts])
         return Prober(config, spec, model, reward, prompts[: spec.prompts], conditions)

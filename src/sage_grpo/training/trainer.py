@@ -23,7 +23,6 @@ from sage_grpo.training.evaluate import Evaluation, check_evaluation, evaluate
 from sage_grpo.training.inputs import EncodeAhead, Inputs
 from sage_grpo.training.offload import distribute, set_activations
 from sage_grpo.training.plan import Plan
-from sage_grpo.training.planner import choose
 from sage_grpo.training.reference import OldPolicy
 from sage_grpo.training.rollout import Rollout
 from sage_grpo.training.scoring import ScoredClips, Scores, advantages_of, black_clips, check_groups, preferred, summary
@@ -57,6 +56,7 @@ class Trainer:
         self.engine = RolloutEngine(config, self.model, self.reward, self.world, self.clock, examples=given)
         self.planner, parts = self.engine.planner, self.engine.parts
         self.objective = self.planner.objective
+        self._refuse()
         set_activations(config.update.gradient_checkpointing, self.model, activations)
         self.sharding = distribute(self.model, config.parallel, self.world)  # before anything refers to the parameters
         params = self.model.trainable()
@@ -70,7 +70,6 @@ class Trainer:
         self.clip_range = self.objective.clip_range(self.dims)
         clips = config.batch.prompts * config.group_size
         self.state.sentinel = Sentinel.of(config.sentinel, self.reward, clips=clips, clip_range=self.clip_range)
-        self._refuse()
         self.prompt_encoder = EncodeAhead(self.model, self.planner, self.held_out, self.world.rank, self.clock)
         self.needs_clips: Callable[[int], bool] = lambda number: True
         """True if, after so many iterations, an observer needs the clips of the next one; otherwise they are decoded if rewards read them."""
@@ -98,7 +97,7 @@ class Trainer:
             rollout = self.sample(plan)
         scores = self.score(rollout, plan)
         advantages = self.advantages(scores)
-        plan, signals = choose(self.config, plan, advantages, scores.valid), {}
+        plan, signals = self.planner.choose(plan, advantages, scores.valid), {}
         if self.objective.differentiates:
             with self.clock("gradient"):
                 signals = self.engine.differentiate(plan, rollout)
