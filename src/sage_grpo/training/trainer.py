@@ -63,9 +63,8 @@ class Trainer:
         self.drift = ParameterDrift(params)
         self.old = OldPolicy.of(self.objective, params, config.update.updates_per_rollout, config.anchor.offload)
         self.state = TrainState.begin(config, self.model, inputs.prompts, self.old if self.objective.lags else None)
-        self.updater = Updater(
-            config, self.model, self.state, self.sharding, self.objective, parts, self.old, self.world, self.clock
-        )
+        of = self.model, self.state, self.sharding, self.objective, parts, self.old, self.world, self.clock
+        self.updater = Updater(config.optimizer, config.trust_region, *of)
         self.dims = self.updater.dims
         self.clip_range = self.objective.clip_range(self.dims)
         clips = config.batch.prompts * config.group_size
