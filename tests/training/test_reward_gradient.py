@@ -15,6 +15,7 @@ from sage_grpo.rewards.functions import FunctionReward, RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.preflight import preflight
 from sage_grpo.run.session import assemble
+from sage_grpo.training import inputs
 from sage_grpo.training.inputs import Overrides, build
 from sage_grpo.training.rollout import NoiseKeys
 from sage_grpo.training.trainer import Trainer
@@ -110,6 +111,18 @@ def test_a_reward_without_a_gradient_is_refused_before_anything_is_loaded(make_c
     config = replace(small(of_method("refl", make_config())), rewards=[RewardSpec(name="trainer_toys:bright")])
     with pytest.raises(RewardConfigError, match=r"'bright' cannot be: .*differentiable: true"):
         preflight(config, given=Overrides(rewards=objects))
+
+
+def detached(videos: torch.Tensor, prompts: list[str], fps: float) -> torch.Tensor:
+    return bright(videos.detach(), prompts, fps)
+
+
+def test_a_reward_whose_scores_have_no_graph_is_refused_before_the_model_is_loaded(make_config, monkeypatch) -> None:
+    graphless = RewardSpec(name=f"{__name__}:detached", options={"differentiable": True})
+    config = replace(small(of_method("refl", make_config())), rewards=[graphless])
+    monkeypatch.setattr(inputs, "load_model", lambda *_, **__: pytest.fail("the model is loaded"))
+    with pytest.raises(RewardConfigError, match="does not depend on what was read"):
+        build(config)
 
 
 @pytest.mark.parametrize(
