@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sage_grpo.models import ModelError
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.plan import hardware, show
 from sage_grpo.plan.costs import forecast
@@ -15,6 +16,7 @@ from sage_grpo.plan.description import describe
 from sage_grpo.plan.formulas import COMPUTE, GIB, HUNYUAN15, HUNYUAN15_VAE, MASTER, RunShape, differentiating_memory
 from sage_grpo.recipes import recipe
 from sage_grpo.recipes.targets import using
+from sage_grpo.run.preflight import preflight
 from sage_grpo.samplers.windows import Window
 from sage_grpo.training import offload
 from sage_grpo.training.config import TrainConfig
@@ -67,6 +69,12 @@ def test_a_gpu_without_a_number_is_the_one_that_the_process_is_on(card) -> None:
     for memory in (24.0, None):
         hold_to_budget(ModelSpec(memory=memory), torch.device("cuda"))
     assert card == [(0.24, 3), (1.0, 3)]
+
+
+def test_a_budget_on_a_cpu_is_refused_before_anything_is_loaded() -> None:
+    config = TrainConfig(model=ModelSpec(device="cpu", memory=24.0))
+    with pytest.raises(ModelError, match=r"model\.memory 24 is a budget of a GPU's memory"):
+        preflight(config)
 
 
 def test_the_vae_stays_only_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:

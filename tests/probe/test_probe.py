@@ -7,6 +7,7 @@ import math
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +15,8 @@ import yaml
 
 import trainer_toys
 from sage_grpo.cli.main import main
-from sage_grpo.distributed.world import World
 from sage_grpo.recipes import recipe
+from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.saved import Choice
 from sage_grpo.samplers.kernels import KernelSpec
@@ -123,7 +124,7 @@ def probe_of(make_config):
             **fields,
         )
         prompts = prompts_from(config.data.prompts) * 5
-        reward = load_rewards(config, prompts, World())
+        reward = load_rewards(config, torch.device("cpu"))
         spec, model = spec or ProbeSpec(prompts=PROMPTS), model or ToyModel(config.model)
         conditions = model.encode([prompt.text for prompt in prompts])
         return Prober(config, spec, model, reward, prompts[: spec.prompts], conditions)
@@ -253,6 +254,13 @@ def test_the_text_encoder_is_let_go_before_anything_is_sampled(make_config, monk
     assert calls == []
     prober = module.prepare(config, ProbeSpec(prompts=2), Choice())
     assert (calls, len(prober.conditions), len(prober.prompts)) == (["unloaded"], 2, 2)
+
+
+def test_a_reward_that_fails_is_refused_before_the_model_is_loaded(make_config, monkeypatch) -> None:
+    config = make_config(kernel=KernelSpec(name="sage_exact"), rewards=[RewardSpec(name="trainer_toys:broken")])
+    monkeypatch.setattr(Choice, "find", lambda *_: SimpleNamespace(load=lambda: pytest.fail("the model is loaded")))
+    with pytest.raises(RewardConfigError, match="the reward's machine is gone"):
+        module.prepare(config, ProbeSpec(prompts=2), Choice())
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from sage_grpo.recipes.targets import TARGETS
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.transition import Transition
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.planner import Planner, foresee
+from sage_grpo.training.planner import Planner
 
 SD3 = 16 * 64 * 64
 WAN = 16 * 21 * 60 * 104
@@ -280,7 +280,7 @@ def planned(config: TrainConfig, iteration: int = 0):
     grid = Schedule.shifted(config.rollout.steps, 3.0)
     planner = Planner(config, grid, config.kernel.build(grid), trains=lambda sigma: True)
     planner.check()
-    return foresee(config, planner.plan(iteration, [Prompt(str(place)) for place in range(config.batch.prompts)]))
+    return planner.foresee(planner.plan(iteration, [Prompt(str(place)) for place in range(config.batch.prompts)]))
 
 
 def test_flow_grpo_trains_all_steps_but_the_last_in_two_updates() -> None:

@@ -23,7 +23,7 @@ from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run import identity
 from sage_grpo.run.session import run as train
 from sage_grpo.training.config import DataConfig, TrainConfig
-from sage_grpo.training.inputs import Overrides
+from sage_grpo.training.inputs import Overrides, load_sources
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_everything_that_a_checkpoint_is_made_of_counts(kind: str, checkpoint, t
 
 def test_runs_of_versions_that_looked_at_components_alone_resume(make_config, tmp_path: Path) -> None:
     config = make_config()
-    prints = identity.identify(config)
+    prints = identity.identify(config, load_sources(config))
     meta = {"config": identity.plain(dataclasses.asdict(config)), "identity": dict(prints)}
     meta["identity"]["weights"] = identity.of_base(config.model)
     assert identity.check(config, prints, meta, tmp_path) == []

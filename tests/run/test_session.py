@@ -116,9 +116,9 @@ def test_the_header_counts_the_branches_of_guidance(trainer: Any, tmp_path: Path
     said.console.print = told.append
     guided = Abilities(branches=lambda sigma, guidance: asked.append((sigma, guidance)) or 2)
     trainer.model = SimpleNamespace(abilities=guided, device="cpu")
-    trainer.planner, trainer.dims, trainer.clip_range = SimpleNamespace(plan=lambda number, prompts: None), 3, 0.1
+    trainer.planner = SimpleNamespace(plan=lambda number, prompts: None, foresee=lambda plan: plan)
+    trainer.dims, trainer.clip_range = 3, 0.1
     trainer.state.stream = SimpleNamespace(peek=lambda count: [])
-    monkeypatch.setattr(session, "foresee", lambda config, plan: plan)
     monkeypatch.setattr(session, "evaluations_of", lambda config, plan, branches: branches(0.5))
     monkeypatch.setattr(session, "plan_table", lambda config, plan, **named: named["evaluations"])
     session._resume(trainer, tmp_path, FoundRun("", {}, [], [], None), said)  # type: ignore[arg-type]

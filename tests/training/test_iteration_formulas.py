@@ -328,7 +328,7 @@ def test_a_part_is_seen_as_if_it_were_all_and_gradients_go_back_to_their_places(
 
 
 class Known(SimpleNamespace):
-    device = torch.device("cpu")
+    device, spec = torch.device("cpu"), ModelSpec(deterministic=False)
 
     def velocity(self, x: Tensor, sigma: Tensor, conditions: object, *, guidance: float | None = None) -> Tensor:
         return self.weights * 1.0
@@ -406,8 +406,7 @@ def test_parts_have_each_a_loss_of_their_own_dimensions_and_a_column_of_advantag
     both = [parts.StatePart("a", PLACES[0], 0, 0.5), parts.StatePart("b", PLACES[1], 1, 0.5)]
     objective, region = build(ObjectiveSpec(), SurrogateConfig(clip_range=9.0)), TrustRegion(mode="none")
     sharding = SimpleNamespace(scale=2.0, begin=lambda: None, synchronize=lambda: None)
-    config = SimpleNamespace(trust_region=region, model=SimpleNamespace(deterministic=False))
-    updater = SimpleNamespace(objective=objective, config=config, sharding=sharding, parts=both, model=model)
+    updater = SimpleNamespace(objective=objective, region=region, sharding=sharding, parts=both, model=model)
     tally = Updater.accumulate(updater, [item], 1.0)
     law = item.record.policy.transition(0)
     slope = -2.0 * 0.5 * 3 * item.weight[:, None] * advantage * float(law.b / law.std)

@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sage_grpo.config.parsing import ConfigError
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.recipes import recipe
-from sage_grpo.training import inputs
+from sage_grpo.run.preflight import preflight
 from sage_grpo.training import offload as module
-from sage_grpo.training.inputs import build, compiles
+from sage_grpo.training.inputs import compiles
 from sage_grpo.training.loss import UpdateSums
 from sage_grpo.training.offload import VaeMover, get_ready, same_bits, to_device, to_storage
 
@@ -108,8 +108,8 @@ def test_backward_passes_that_must_have_an_order_are_not_compiled(monkeypatch: p
     assert compiles(fixed, GPU) == (False, "no: model.deterministic has backward passes that are not compiled")
     asked = replace(fixed, model=replace(fixed.model, compile=True), data=replace(config.data, prompts="nowhere.txt"))
     assert compiles(asked, CPU)[0]  # nothing is to be fixed there
-    monkeypatch.setattr(inputs, "choose_device", lambda wanted: GPU)
-    for refuses in (lambda: compiles(asked, GPU), lambda: build(asked)):  # before prompts and rewards are read
+    monkeypatch.setattr("sage_grpo.run.preflight.choose_device", lambda wanted: GPU)
+    for refuses in (lambda: compiles(asked, GPU), lambda: preflight(asked)):  # before prompts and rewards are read
         with pytest.raises(ConfigError, match=r"model\.compile true does not go with model\.deterministic true"):
             refuses()
 

@@ -20,7 +20,7 @@ from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.windows import Window
 from sage_grpo.training.config import BatchConfig, OptimizerConfig, RolloutConfig, TrainConfig, UpdateConfig
 from sage_grpo.training.lockstep import Lockstep
-from sage_grpo.training.planner import Planner, foresee
+from sage_grpo.training.planner import Planner
 from trainer_helpers import plan_of
 
 PROMPTS = [Prompt(text) for text in ("a", "b", "c", "d")]
@@ -93,7 +93,7 @@ def test_ranks_run_the_same_expert_at_every_turn(kind: str, trained_fraction: fl
     planner = replace(planner, config=config, network=lambda sigma: int(sigma < 0.8))
     spared, borrowed = 0, 0
     for iteration in range(3):
-        plan = foresee(config, planner.plan(iteration, PROMPTS))
+        plan = planner.foresee(planner.plan(iteration, PROMPTS))
         for update in range(plan.updates):
             turns = [Lockstep(plan).replays(rank, update) for rank in range(3)]
             assert len({tuple(one.network for one in row) for row in turns}) == 1

@@ -22,7 +22,6 @@ from sage_grpo.training.config import BatchConfig, UpdateConfig
 from sage_grpo.training.inputs import build
 from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.loss import TrainItem
-from sage_grpo.training.planner import choose, foresee
 from sage_grpo.training.rollout import NoiseKeys
 from sage_grpo.training.trainer import Trainer
 from trainer_helpers import assert_alike, plan_of, watch_gradients, weights_of
@@ -139,8 +138,8 @@ def test_pairs_stay_together_where_clips_are_dealt_to_updates(small) -> None:
         batch=replace(config.batch, prompts=4, group_size=4, trained_fraction=1.0),
         update=replace(config.update, updates_per_rollout=2, deal="clips"),
     )
-    plan = made(config).planner.plan(0, made(config).state.stream.peek(4))
-    plan = foresee(config, plan)
+    trainer = made(config)
+    plan = trainer.planner.foresee(trainer.planner.plan(0, trainer.state.stream.peek(4)))
     assert len(plan.pairs) == 8
     for better, worse in plan.pairs:
         assert [better in part for part in plan.chosen] == [worse in part for part in plan.chosen]
@@ -158,7 +157,7 @@ def rolled(trainer):
     rollout = trainer.sample(plan)
     scored = trainer.engine.gather(trainer.engine.score(trainer.engine.decode(rollout), plan))
     advantages = trainer.advantages(scored, plan)
-    return choose(trainer.config, plan, advantages, scored.valid), rollout, scored, advantages
+    return trainer.planner.choose(plan, advantages, scored.valid), rollout, scored, advantages
 
 
 def items_of(trainer, rolled: tuple, update: int) -> list:
@@ -214,7 +213,7 @@ def test_ranks_together_do_what_one_does(rollout, update, make_config, make_trai
     ]
     expected = [gradients(trainer, items) for items in alone]
     trainer.planner = replace(trainer.planner, ranks=2)
-    plan = choose(trainer.config, plan_of(trainer), advantages, scored.valid)
+    plan = trainer.planner.choose(plan_of(trainer), advantages, scored.valid)
     parts = []
     for rank in (0, 1):
         trainer.world = trainer.engine.world = trainer.updater.world = World(rank=rank, size=2)
@@ -242,7 +241,7 @@ def test_clips_are_dealt_out_once_with_all_their_steps(make_config, make_trainer
     for number in (0, 1):
         items = trainer.updater.items(Lockstep(plan), rollout, scored, advantages, number)
         assert sum(float(item.weight.sum()) for item in items) == pytest.approx(1)
-    other = choose(trainer.config, replace(plan, iteration=1, chosen=None), advantages, scored.valid)
+    other = trainer.planner.choose(replace(plan, iteration=1, chosen=None), advantages, scored.valid)
     assert other.chosen != plan.chosen
     assert trainer.step()["ratio/first_log"] == 0.0
 

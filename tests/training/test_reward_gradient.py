@@ -11,16 +11,18 @@ import torch
 
 from sage_grpo.data.groups import Member
 from sage_grpo.rewards.base import CompositeReward
-from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.functions import FunctionReward, RewardConfigError
 from sage_grpo.rewards.spec import RewardSpec
+from sage_grpo.run.preflight import preflight
 from sage_grpo.run.session import assemble
 from sage_grpo.training import inputs
-from sage_grpo.training.inputs import build
+from sage_grpo.training.inputs import Overrides, build
 from sage_grpo.training.rollout import NoiseKeys
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.worlds.shapes.render import render
 from sage_grpo.worlds.shapes.scene import random_scenes
 from trainer_helpers import assert_alike, of_method, watch_gradients
+from trainer_toys import bright
 
 REWARD = RewardSpec(name="trainer_toys:bright", options={"differentiable": True})
 STEPS, PROMPTS, SIZE = 3, 1, 2
@@ -104,10 +106,22 @@ def test_a_clip_without_a_finite_gradient_counts_nothing_and_its_neighbours_do()
     torch.testing.assert_close(found[::2], torch.stack(alone[::2]))
 
 
-def test_a_reward_without_a_gradient_is_refused_before_anything_is_loaded(make_config, monkeypatch) -> None:
+@pytest.mark.parametrize("objects", [{}, {"trainer_toys:bright": FunctionReward(bright)}], ids=["named", "object"])
+def test_a_reward_without_a_gradient_is_refused_before_anything_is_loaded(make_config, objects: dict) -> None:
     config = replace(small(of_method("refl", make_config())), rewards=[RewardSpec(name="trainer_toys:bright")])
-    monkeypatch.setattr(inputs, "compose", lambda *_, **__: pytest.fail("rewards are loaded"))
     with pytest.raises(RewardConfigError, match=r"'bright' cannot be: .*differentiable: true"):
+        preflight(config, given=Overrides(rewards=objects))
+
+
+def detached(videos: torch.Tensor, prompts: list[str], fps: float) -> torch.Tensor:
+    return bright(videos.detach(), prompts, fps)
+
+
+def test_a_reward_whose_scores_have_no_graph_is_refused_before_the_model_is_loaded(make_config, monkeypatch) -> None:
+    graphless = RewardSpec(name=f"{__name__}:detached", options={"differentiable": True})
+    config = replace(small(of_method("refl", make_config())), rewards=[graphless])
+    monkeypatch.setattr(inputs, "load_model", lambda *_, **__: pytest.fail("the model is loaded"))
+    with pytest.raises(RewardConfigError, match="does not depend on what was read"):
         build(config)
 
 

@@ -10,7 +10,6 @@ import torch
 
 from in_process_pool import with_workers
 from sage_grpo.distributed.spec import RaySpec
-from sage_grpo.distributed.world import World
 from sage_grpo.models.lora import LoraSpec
 from sage_grpo.models.network.attention import processors
 from sage_grpo.models.spec import ModelSpec
@@ -197,10 +196,10 @@ def test_a_worker_on_the_same_card_takes_the_trainers_attention(card, taken, mak
     """Measured a second time, beside other processes, another kernel could win, and clips would differ in their last bits."""
     model = ModelSpec(path=str(checkpoint("wan_t2v")), lora=LoraSpec(rank=2), cache=None, device="cpu")
     config = replace(make_config(), model=model)
-    trainers = inputs.load_model(config, World())
+    trainers = inputs.load_model(config, torch.device("cpu"))
     assert measured_attention(trainers) == ("cpu", "native")
     native = replace(config, model=replace(config.model, attention="native"))
-    assert measured_attention(inputs.load_model(native, World())) is None
+    assert measured_attention(inputs.load_model(native, torch.device("cpu"))) is None
     worker = Worker(config, 1, torch.get_num_threads(), [], (card, "_native_math"))
     assert worker.engine.model.attention == taken
     assert {one._attention_backend.value for one in processors(worker.engine.model.network)} == {taken}

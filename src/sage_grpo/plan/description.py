@@ -13,7 +13,7 @@ from sage_grpo.models.distilled import Distilled, find_distilled
 from sage_grpo.plan.architecture import Architecture, find_architecture
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.plan import Plan
-from sage_grpo.training.planner import Planner, foresee
+from sage_grpo.training.planner import Planner
 
 LOOKED_AT = 16
 """Iterations that are planned for the mean of a run: windows move, and the shared steps of groups with them."""
@@ -67,7 +67,7 @@ class RunDescription:
             moves = len(self.planner.candidates()) > 1
             most = max(1, min(LOOKED_AT, DRAWS // config.batch.prompts))
         looked = range(0, config.iterations, max(1, config.iterations // most)) if moves else [0]
-        return tuple(foresee(config, self.planner.plan(iteration, prompts)) for iteration in looked)
+        return tuple(self.planner.foresee(self.planner.plan(iteration, prompts)) for iteration in looked)
 
     @property
     def plan(self) -> Plan:

@@ -32,7 +32,7 @@ from sage_grpo.models.spec import ModelSpec
 from sage_grpo.rewards.functions import FunctionReward
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.inputs import Overrides, load_sources
+from sage_grpo.training.inputs import Overrides
 from sage_grpo.utils.imports import PREFIX
 from sage_grpo.utils.suggest import did_you_mean
 from sage_grpo.version import ROOT, __version__
@@ -54,10 +54,11 @@ FINISHED = ".finished"
 as finished."""
 
 
-def identify(config: TrainConfig, given: Overrides | None = None) -> dict[str, str]:
-    """Fingerprints of all content that the configuration only names, or of a program's objects."""
-    given = given or Overrides()
-    prompts, held_out = load_sources(config, given)
+def identify(
+    config: TrainConfig, sources: Sequence[Sequence[Prompt]], given: Overrides | None = None
+) -> dict[str, str]:
+    """Fingerprints of all content that the configuration only names, or of a program's objects; `sources` are its prompts."""
+    given, (prompts, held_out) = given or Overrides(), sources
     return {
         "prompts": _of_prompts(prompts),
         "eval_prompts": _of_prompts(held_out),
@@ -277,11 +278,11 @@ class FoundRun:
     """The final iteration, if the run is finished."""
 
 
-def find_run(config: TrainConfig, given: Overrides, out: Path) -> FoundRun:
+def find_run(config: TrainConfig, sources: Sequence[Sequence[Prompt]], given: Overrides, out: Path) -> FoundRun:
     """Inspect the folder and decide whether this run may resume it; refuses before anything heavy is loaded."""
     check_names(config.allow_changes)
-    root, mode = out / "checkpoints", config.resume
-    if mode == "never" and root.is_dir() and any(root.iterdir()):
+    root = out / "checkpoints"
+    if config.resume == "never" and root.is_dir() and any(root.iterdir()):
         raise ValueError(
             f"{out} holds checkpoints of another run. Choose another `out`, or resume: auto to continue it."
         )
@@ -293,9 +294,9 @@ def find_run(config: TrainConfig, given: Overrides, out: Path) -> FoundRun:
             f"{root} has checkpoints, but every checkpoint there is damaged (see the warnings). Restore one from a copy, or "
             "choose another `out` to start anew."
         )
-    if mode == "must" and folder is None:
+    if config.resume == "must" and folder is None:
         raise FileNotFoundError(f"resume: must, but {root} holds no usable checkpoint.")
-    prints = identify(config, given)
+    prints = identify(config, sources, given)
     if folder is None:
         return FoundRun("", prints, [], notes, None)
     meta = checkpoint.read_meta(folder, {"config": dict, "iteration": int})

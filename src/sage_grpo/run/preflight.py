@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +16,15 @@ from sage_grpo.models.checkpoints.checkpoint import detect_family, resolve
 from sage_grpo.models.checkpoints.files import check_lengths
 from sage_grpo.models.devices import choose_device, slow_dtype
 from sage_grpo.models.spec import ModelSpec, find_family
-from sage_grpo.rewards.spec import BUILT_IN, Need, find_reward, reward_needs
+from sage_grpo.rewards.functions import RewardConfigError
+from sage_grpo.rewards.member import without_gradient
+from sage_grpo.rewards.spec import BUILT_IN, Need, RewardSpec, find_reward, has_gradient, reward_needs
 from sage_grpo.run.identity import stable
 from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.training.config import TrainConfig
-from sage_grpo.training.inputs import MOVED, NAMES, Overrides, load_sources
+from sage_grpo.training.inputs import MOVED, NAMES, Overrides, compiles, load_sources
 from sage_grpo.training.planner import Planner
+from sage_grpo.types import DifferentiableReward, Reward
 from sage_grpo.utils.imports import refuse_object
 from sage_grpo.utils.suggest import did_you_mean
 from sage_grpo.workers import ray_pool
@@ -43,6 +46,9 @@ def preflight(config: TrainConfig, ranks: int = 1, given: Overrides | None = Non
     ray_pool.check(config, ranks, objects)
     check_plan(config, ranks)
     device = choose_device(config.model.device)
+    if given.model is None:
+        compiles(config, device)
+    config.model.check_budget((device if given.model is None else given.model.device).type)
     named = [source.path for source in config.data.sources] if given.prompts is None else []
     for source in (*named, config.data.eval_prompts if given.held_out is None else None):
         refuse_object(source, "its prompts", "Give a file (--data.prompts, --data.eval_prompts)")
@@ -52,13 +58,16 @@ def preflight(config: TrainConfig, ranks: int = 1, given: Overrides | None = Non
         check_model(config.model)
     check_code(config, given)
     config.check_objective()  # one of your own is not checked with the configuration
+    objective = config.build_objective()
+    if objective.differentiates:
+        check_gradients(config.rewards, given.rewards)
     few = too_few(config.evaluate.prompts, len(held_out)) if held_out else ""
     unmeasured = "" if held_out or not config.rewards else NOT_EVALUATED
     slow = "" if given.model is not None else slow_dtype(config.model.dtype, device)
     remarks = [
         slow,
         *prompt_remarks(prompts, held_out),
-        *config.build_objective().remarks(config.update.updates_per_rollout),
+        *objective.remarks(config.update.updates_per_rollout),
         few,
         unmeasured,
     ]
@@ -117,6 +126,14 @@ def check_code(config: TrainConfig, given: Overrides) -> None:
             choose_device(spec.device)
         if spec.name not in BUILT_IN and spec.name not in given.rewards:
             find_reward(spec)
+
+
+def check_gradients(specs: Sequence[RewardSpec], objects: Mapping[str, Reward]) -> None:
+    for spec in specs:
+        there = objects.get(spec.name)
+        able = has_gradient(spec) if there is None else isinstance(there, DifferentiableReward)
+        if spec.counts and not able:
+            raise RewardConfigError(without_gradient(spec))
 
 
 def check_plan(config: TrainConfig, ranks: int = 1) -> Planner:

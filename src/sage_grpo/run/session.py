@@ -28,10 +28,9 @@ from sage_grpo.run.preflight import preflight
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.events import Hooks, RunEnded, StopRequest
 from sage_grpo.training.guard import HealthGuard
-from sage_grpo.training.inputs import Inputs, Overrides, build
+from sage_grpo.training.inputs import Inputs, Overrides, build, load_sources
 from sage_grpo.training.loop import Loop
 from sage_grpo.training.loss import Diverged
-from sage_grpo.training.planner import foresee
 from sage_grpo.training.trainer import Trainer
 from sage_grpo.utils.clock import Clock
 from sage_grpo.utils.safe_io import replace_text
@@ -66,9 +65,8 @@ def session(
 def assemble(config: TrainConfig, inputs: Inputs, world: World | None = None, clock: Clock | None = None) -> Trainer:
     """Build a trainer with the memory plan of this machine and the configured workers."""
     world = world or World()
-    return Trainer(
-        config, inputs, world, clock, activations=choose_activations(config, inputs.model, world), workers=make_workers
-    )
+    activations = choose_activations(config, inputs.model, world)
+    return Trainer(config, inputs, world, clock, activations=activations, workers=make_workers)
 
 
 def run(
@@ -84,7 +82,8 @@ def run(
     world, given, out = world or World(), given or Overrides(), Path(config.out)
     with outliving_output(), owned(out, world):
         terminal = Terminal(enabled=world.is_main and not quiet, progress=config.log.progress, total=config.iterations)
-        text = by_main(world, lambda: json.dumps(dataclasses.asdict(find_run(config, given, out))))
+        sources = load_sources(config, given)
+        text = by_main(world, lambda: json.dumps(dataclasses.asdict(find_run(config, sources, given, out))))
         found = FoundRun(**json.loads(text))
         for text in found.notes:
             terminal.say(text, style="yellow")
@@ -102,7 +101,8 @@ def run(
         if world.is_main and not quiet and given.model is None:
             for line in opening(config, world.processes):
                 terminal.say(line)
-        trainer = assemble(config, build(config, world, given), world, Clock(listen))
+        inputs = build(config, world, given, sources)
+        trainer = assemble(config, inputs, world, Clock(listen))
         resumed = _resume(trainer, out, found, terminal)
         metrics = _open_metrics(trainer, found, terminal, resumed)
         saver = CheckpointSaver(trainer, out / "checkpoints", found.identity, metrics)
@@ -172,7 +172,7 @@ def _resume(trainer: Trainer, out: Path, found: FoundRun, terminal: Terminal) ->
     def branches(sigma: float) -> int:
         return 1 if counted is None else counted(sigma, guidance)
 
-    plan = foresee(trainer.config, trainer.planner.plan(0, trainer.state.stream.peek(trainer.config.batch.prompts)))
+    plan = trainer.planner.foresee(trainer.planner.plan(0, trainer.state.stream.peek(trainer.config.batch.prompts)))
     terminal.console.print(
         plan_table(
             trainer.config,

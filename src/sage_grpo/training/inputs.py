@@ -21,15 +21,15 @@ from sage_grpo.models.devices import choose_device
 from sage_grpo.models.network.blocks import worth_compiling
 from sage_grpo.models.policy import conditions_of
 from sage_grpo.models.spec import ModelSpec
+from sage_grpo.objectives.build import find_objective
 from sage_grpo.rewards.base import SMALL, TRIED, CompositeReward
 from sage_grpo.rewards.functions import RewardConfigError, check_known
-from sage_grpo.rewards.member import without_gradient
-from sage_grpo.rewards.spec import RewardLike, RewardSpec, gather_rewards, has_gradient
+from sage_grpo.rewards.spec import RewardLike, RewardSpec, gather_rewards
 from sage_grpo.training.config import DataConfig, TrainConfig
 from sage_grpo.training.offload import DEVICES, get_ready, hold_to_budget
 from sage_grpo.training.planner import Planner
 from sage_grpo.training.scoring import metadata_of
-from sage_grpo.types import Conditioning, DifferentiableReward, Reward
+from sage_grpo.types import Conditioning, Reward
 from sage_grpo.utils.clock import Clock
 from sage_grpo.utils.imports import name_of, refuse_object
 from sage_grpo.utils.video import read_video
@@ -105,17 +105,25 @@ def check_model(model: VelocityModel) -> ModelSpec:
     )
 
 
-def build(config: TrainConfig, world: World | None = None, given: Overrides | None = None) -> Inputs:
-    """Build all inputs that the configuration names, except those that a program passes; what fails in seconds comes before the model."""
+def build(
+    config: TrainConfig,
+    world: World | None = None,
+    given: Overrides | None = None,
+    sources: tuple[list[Prompt], list[Prompt]] | None = None,
+) -> Inputs:
+    """Build all inputs that the configuration names, except those that a program passes; what fails in seconds comes before the model.
+
+    `sources` are the prompts of `load_sources`, where they are loaded already."""
     world, given = world or World(), given or Overrides()
     get_ready(wanted=config.model.deterministic)
-    device = _device(config, world, given)
+    wanted = config.model.device if world.device is None else world.device
+    device = choose_device(wanted) if given.model is None else given.model.device
+    differentiates = find_objective(config.objective.kind).differentiates
     hold_to_budget(config.model, device)
-    if given.model is None:
-        compiles(config, device)  # refuses bad options before anything is loaded
-    prompts, held_out = load_sources(config, given)
-    reward = load_rewards(config, prompts, world, given)
-    model = load_model(config, world) if given.model is None else given.model
+    prompts, held_out = sources or load_sources(config, given)
+    reward = load_rewards(config, device, given.rewards)
+    try_rewards(reward, prompts, config.model, world, gradient=differentiates)
+    model = load_model(config, device, sharded=world.control is not None) if given.model is None else given.model
     if given.model is not None and world.device is not None and model.device != world.device:
         raise ConfigError(
             f"The model is on {model.device}, but this process computes on {world.device}: load it there, for example with "
@@ -129,19 +137,12 @@ def build(config: TrainConfig, world: World | None = None, given: Overrides | No
     return Inputs(model=model, reward=reward, prompts=prompts, held_out=held_out, examples=examples)
 
 
-def load_model(config: TrainConfig, world: World) -> VelocityModel:
+def load_model(config: TrainConfig, device: torch.device, *, sharded: bool = False) -> VelocityModel:
     torch.manual_seed(config.seed)
-    device = _device(config, world, Overrides())
     compiled, why = compiles(config, device)
-    model = replace(config.model, compile=compiled).load(device, sharded=world.control is not None)
+    model = replace(config.model, compile=compiled).load(device, sharded=sharded)
     abilities(model).choices["compile"] = why
     return model
-
-
-def _device(config: TrainConfig, world: World, given: Overrides) -> torch.device:
-    if given.model is not None:
-        return given.model.device
-    return choose_device(config.model.device if world.device is None else world.device)
 
 
 def compiles(config: TrainConfig, device: torch.device) -> tuple[bool, str]:
@@ -156,8 +157,10 @@ def compiles(config: TrainConfig, device: torch.device) -> tuple[bool, str]:
     return worth_compiling(config.model.compile, device, config.model.dtype, passes)
 
 
-def compose(config: TrainConfig, device: torch.device, objects: Mapping[str, Reward] | None = None) -> CompositeReward:
-    """Build the rewards of a run."""
+def load_rewards(
+    config: TrainConfig, device: torch.device, objects: Mapping[str, Reward] | None = None
+) -> CompositeReward:
+    """The rewards of a run. Between their calls they leave the accelerator to the policy."""
     return CompositeReward(
         config.rewards,
         max_failed_fraction=config.max_failed_fraction,
@@ -166,27 +169,6 @@ def compose(config: TrainConfig, device: torch.device, objects: Mapping[str, Rew
         objects=objects,
         optional=config.data.clips is not None,
     )
-
-
-def load_rewards(
-    config: TrainConfig, prompts: Sequence[Prompt], world: World, given: Overrides | None = None
-) -> CompositeReward:
-    """The rewards of a run, tried out. Between their calls they leave the accelerator to the policy."""
-    given = given or Overrides()
-    differentiates = config.build_objective().differentiates
-    if differentiates:  # before any weights are read
-        check_gradients(config.rewards, given.rewards)
-    reward = compose(config, _device(config, world, given), given.rewards)
-    try_rewards(reward, prompts, config.model, world, gradient=differentiates)
-    return reward
-
-
-def check_gradients(specs: Sequence[RewardSpec], objects: Mapping[str, Reward]) -> None:
-    for spec in specs:
-        there = objects.get(spec.name)
-        able = has_gradient(spec) if there is None else isinstance(there, DifferentiableReward)
-        if spec.counts and not able:
-            raise RewardConfigError(without_gradient(spec))
 
 
 def try_rewards(

@@ -218,36 +218,34 @@ class Planner:
         sizes = [law.sensitivity if surrogate.equalize_by == "sensitivity" else 1 / law.std for law in laws]
         return dict(zip(steps, equalizing_weights(torch.stack(sizes), cap=surrogate.equalize_cap).tolist()))
 
+    def choose(self, plan: Plan, advantages: Tensor, valid: Tensor) -> Plan:
+        """Add the clips that updates train to a plan; `advantages` and `valid` have a value for every clip, group by group."""
+        config, objective = self.config, self.objective
+        updates, deals = plan.updates, config.update.deal == "clips" and plan.updates > 1
+        if config.batch.trained >= plan.group_size and not deals and not objective.chooses:
+            return plan
+        chosen: list[set[Member]] = [set() for _ in range(updates)]
+        values, ok, dealt = advantages.tolist(), valid.tolist(), 0
+        pairs: list[tuple[Member, Member]] = []
+        for group in plan.groups:
+            own = slice(group.index * plan.group_size, (group.index + 1) * plan.group_size)
+            places = objective.choose(values[own], ok[own], config.batch)
+            units = [tuple(Member(group.index, place) for place in unit) for unit in places]
+            pairs += [(unit[0], unit[1]) for unit in units if objective.in_pairs]
+            if not deals:
+                for part in chosen:
+                    part.update(member for unit in units for member in unit)
+                continue
+            random.Random(f"clips/{config.seed}/{plan.iteration}/{group.index}").shuffle(units)
+            for unit in units:
+                # Continue after the last group's position: every update gets clips, also where groups have fewer clips than
+                # there are updates.
+                chosen[dealt % updates].update(unit)
+                dealt += 1
+        return replace(plan, chosen=tuple(map(frozenset, chosen)), pairs=tuple(pairs))
 
-def choose(config: TrainConfig, plan: Plan, advantages: Tensor, valid: Tensor) -> Plan:
-    """Add the clips that updates train to a plan; `advantages` and `valid` have a value for every clip, group by group."""
-    objective = config.build_objective()
-    updates, deals = plan.updates, config.update.deal == "clips" and plan.updates > 1
-    if config.batch.trained >= plan.group_size and not deals and not objective.chooses:
-        return plan
-    chosen: list[set[Member]] = [set() for _ in range(updates)]
-    values, ok, dealt = advantages.tolist(), valid.tolist(), 0
-    pairs: list[tuple[Member, Member]] = []
-    for group in plan.groups:
-        own = slice(group.index * plan.group_size, (group.index + 1) * plan.group_size)
-        places = objective.choose(values[own], ok[own], config.batch)
-        units = [tuple(Member(group.index, place) for place in unit) for unit in places]
-        pairs += [(unit[0], unit[1]) for unit in units if objective.in_pairs]
-        if not deals:
-            for part in chosen:
-                part.update(member for unit in units for member in unit)
-            continue
-        random.Random(f"clips/{config.seed}/{plan.iteration}/{group.index}").shuffle(units)
-        for unit in units:
-            # Continue after the last group's position: every update gets clips, also where groups have fewer clips than
-            # there are updates.
-            chosen[dealt % updates].update(unit)
-            dealt += 1
-    return replace(plan, chosen=tuple(map(frozenset, chosen)), pairs=tuple(pairs))
-
-
-def foresee(config: TrainConfig, plan: Plan) -> Plan:
-    """`choose` with random advantages, for counting network passes before there are rewards."""
-    draw = torch.Generator().manual_seed(plan.iteration)
-    clips = len(plan.groups) * plan.group_size
-    return choose(config, plan, torch.rand(clips, generator=draw), torch.ones(clips, dtype=torch.bool))
+    def foresee(self, plan: Plan) -> Plan:
+        """`choose` with random advantages, for counting network passes before there are rewards."""
+        draw = torch.Generator().manual_seed(plan.iteration)
+        clips = len(plan.groups) * plan.group_size
+        return self.choose(plan, torch.rand(clips, generator=draw), torch.ones(clips, dtype=torch.bool))

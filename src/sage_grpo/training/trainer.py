@@ -23,7 +23,6 @@ from sage_grpo.training.evaluate import Evaluation, check_evaluation, evaluate
 from sage_grpo.training.inputs import EncodeAhead, Inputs
 from sage_grpo.training.offload import distribute, set_activations
 from sage_grpo.training.plan import Plan
-from sage_grpo.training.planner import choose
 from sage_grpo.training.reference import OldPolicy
 from sage_grpo.training.rollout import Rollout
 from sage_grpo.training.scoring import ScoredClips, Scores, advantages_of, black_clips, check_groups, preferred, summary
@@ -57,20 +56,19 @@ class Trainer:
         self.engine = RolloutEngine(config, self.model, self.reward, self.world, self.clock, examples=given)
         self.planner, parts = self.engine.planner, self.engine.parts
         self.objective = self.planner.objective
+        self._refuse()
         set_activations(config.update.gradient_checkpointing, self.model, activations)
         self.sharding = distribute(self.model, config.parallel, self.world)  # before anything refers to the parameters
         params = self.model.trainable()
         self.drift = ParameterDrift(params)
         self.old = OldPolicy.of(self.objective, params, config.update.updates_per_rollout, config.anchor.offload)
         self.state = TrainState.begin(config, self.model, inputs.prompts, self.old if self.objective.lags else None)
-        self.updater = Updater(
-            config, self.model, self.state, self.sharding, self.objective, parts, self.old, self.world, self.clock
-        )
+        of = self.model, self.state, self.sharding, self.objective, parts, self.old, self.world, self.clock
+        self.updater = Updater(config.optimizer, config.trust_region, *of)
         self.dims = self.updater.dims
         self.clip_range = self.objective.clip_range(self.dims)
         clips = config.batch.prompts * config.group_size
         self.state.sentinel = Sentinel.of(config.sentinel, self.reward, clips=clips, clip_range=self.clip_range)
-        self._refuse()
         self.prompt_encoder = EncodeAhead(self.model, self.planner, self.held_out, self.world.rank, self.clock)
         self.needs_clips: Callable[[int], bool] = lambda number: True
         """True if, after so many iterations, an observer needs the clips of the next one; otherwise they are decoded if rewards read them."""
@@ -98,7 +96,7 @@ class Trainer:
             rollout = self.sample(plan)
         scores = self.score(rollout, plan)
         advantages = self.advantages(scores, plan)
-        plan, signals = choose(self.config, plan, advantages, scores.valid), {}
+        plan, signals = self.planner.choose(plan, advantages, scores.valid), {}
         if self.objective.differentiates:
             with self.clock("gradient"):
                 signals = self.engine.differentiate(plan, rollout)

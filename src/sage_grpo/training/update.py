@@ -16,12 +16,11 @@ from sage_grpo.distributed.world import World
 from sage_grpo.models.base import VelocityModel
 from sage_grpo.models.policy import Step
 from sage_grpo.objectives.base import Objective, PreferencePair
-from sage_grpo.objectives.trust_region import closed_form_kl
-from sage_grpo.training.config import TrainConfig
+from sage_grpo.objectives.trust_region import TrustRegion, closed_form_kl
 from sage_grpo.training.lockstep import Lockstep
 from sage_grpo.training.loss import Diverged, TrainItem, UpdateSums, backpropagate, loss_of, mean_of, replay, summarize
 from sage_grpo.training.offload import same_bits, settle, to_device, to_storage
-from sage_grpo.training.optim import share_kept
+from sage_grpo.training.optim import OptimizerConfig, share_kept
 from sage_grpo.training.parts import StatePart, joined, log_probs
 from sage_grpo.training.plan import Plan
 from sage_grpo.training.reference import OldPolicy, Snapshot
@@ -39,7 +38,8 @@ Signals = Mapping[tuple[Member, ...], Tensor]
 class Updater:
     """Trains the policy on rollouts."""
 
-    config: TrainConfig
+    config: OptimizerConfig
+    region: TrustRegion
     model: VelocityModel
     state: TrainState
     sharding: Engine
@@ -52,7 +52,7 @@ class Updater:
 
     def __post_init__(self) -> None:
         self.dims = sum(part.dims for part in self.parts) or math.prod(self.model.latent_shape())
-        self.before = None if self.config.optimizer.max_kl is None else Snapshot(self.state.params)
+        self.before = None if self.config.max_kl is None else Snapshot(self.state.params)
         """The weights that made the rollout, if its updates may be scaled back."""
 
     def run(
@@ -80,14 +80,14 @@ class Updater:
                 items = self.with_partners(items, len(plan.groups) * plan.group_size, tick)
             sums = self.accumulate(items, state.kl.value, tick)
             logs.append(self.apply(summarize(sums, self.world, plan.labels(update))))
-            if update == plan.updates - 1 and self.config.optimizer.measures_kl:
+            if update == plan.updates - 1 and self.config.measures_kl:
                 logs[-1] |= self._measure_kl(lockstep, rollout, tick)
             self.advance(logs[-1])
         if self.old is not None and self.old.lags:
             self.old.follow(self.objective.decay(plan.iteration + 1))
         metrics = mean_of(logs)
         lagging = self.old is not None and self.old.lags and self.old.samples
-        if self.config.rollout.staleness or lagging:  # other weights than the newest sampled, so it is not 0
+        if state.past is not None or lagging:  # other weights than the newest sampled, so it is not 0
             metrics.pop("ratio/first_log", None)
         return {**metrics, "preference/skipped": float(plan.skipped)} if self.objective.chooses else metrics
 
@@ -194,12 +194,10 @@ class Updater:
             x = to_device(item.record.x, device, torch.float32).requires_grad_() if exact else None
             step = replay(item, device, x)
             seen = [part.view(item, step) for part in self.parts] or [(item, step)]
-            losses = [
-                loss_of(self.objective, self.config.trust_region, view, law, kl_lambda=kl_lambda) for view, law in seen
-            ]
+            losses = [loss_of(self.objective, self.region, view, law, kl_lambda=kl_lambda) for view, law in seen]
             gradients = [loss.total for loss in losses]
             gradient = joined(gradients, self.parts, step.velocity) if self.parts else gradients[0]
-            with same_bits(device, wanted=self.config.model.deterministic):
+            with same_bits(device, wanted=self.model.spec.deterministic):
                 step.velocity.backward(scale * gradient)
             if x is not None:
                 backpropagate(item, x, scale)
@@ -209,8 +207,8 @@ class Updater:
         return sums
 
     def apply(self, metrics: dict[str, float]) -> dict[str, float]:
-        state, config = self.state, self.config.optimizer
-        norm = self.sharding.clip_gradients(state.params.values(), config.max_grad_norm)
+        state = self.state
+        norm = self.sharding.clip_gradients(state.params.values(), self.config.max_grad_norm)
         if not math.isfinite(norm):
             state.optimizer.zero_grad()
             raise Diverged(
@@ -219,7 +217,7 @@ class Updater:
             )
         metrics["gradient/norm"] = norm
         # AdamW divides by (root mean square + eps): near 1 or below, eps shortens every step.
-        metrics["gradient/rms_over_eps"] = norm / math.sqrt(state.size) / config.eps
+        metrics["gradient/rms_over_eps"] = norm / math.sqrt(state.size) / self.config.eps
         metrics["kl/lambda"] = state.kl.value
         metrics["optimizer/lr"] = state.optimizer.step(state.updates)
         state.optimizer.zero_grad()
@@ -228,8 +226,8 @@ class Updater:
 
     def advance(self, metrics: dict[str, float]) -> None:
         state = self.state
-        if state.ema is not None and self.config.optimizer.ema is not None:
-            state.ema.follow(self.config.optimizer.ema)
+        if state.ema is not None and self.config.ema is not None:
+            state.ema.follow(self.config.ema)
         state.kl.observe(metrics["kl/total"], metrics["gradient/kl_share"])
         if state.anchor is not None:
             metrics["anchor/renewed"] = float(state.anchor.advance(state.updates))
@@ -254,7 +252,7 @@ class Updater:
 
     def _scale_back(self, before: Snapshot, kl: float, measure: Callable[[], float]) -> float:
         """Scale the updates back to `optimizer.max_kl` if they exceed it; returns the share that is kept, the same on all ranks."""
-        most, kept = self.config.optimizer.max_kl, 1.0
+        most, kept = self.config.max_kl, 1.0
         assert most is not None
 
         def kl_at(share: float) -> float:

@@ -26,7 +26,7 @@ from sage_grpo.models.devices import choose_device
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.engine import RolloutEngine
-from sage_grpo.training.inputs import compose, load_model
+from sage_grpo.training.inputs import load_model, load_rewards
 from sage_grpo.training.offload import get_ready, hold_to_budget, settle
 from sage_grpo.training.scoring import black_clips
 from sage_grpo.workers.messages import (
@@ -162,10 +162,11 @@ class Worker:
         if attention is not None and attention[0] == device_name(choose_device(config.model.device)):
             config = replace(config, model=replace(config.model, attention=attention[1]))
         get_ready(wanted=config.model.deterministic)
-        model = load_model(config, World())
+        model = load_model(config, choose_device(config.model.device))
+        config.model.check_budget(model.device.type)
         hold_to_budget(config.model, model.device)
         self.version = -1
-        self.engine = RolloutEngine(config, model, compose(config, model.device), world=World(size=ranks))
+        self.engine = RolloutEngine(config, model, load_rewards(config, model.device), world=World(size=ranks))
 
     def run(self, task: RolloutTask, weights: bytes) -> TaskResult:
         began, engine = time.perf_counter(), self.engine

@@ -33,7 +33,7 @@ from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.evaluate import Evaluation
 from sage_grpo.training.events import SentinelEvent, StopRequest
 from sage_grpo.training.guard import HealthGuard
-from sage_grpo.training.inputs import build
+from sage_grpo.training.inputs import build, load_sources
 from sage_grpo.training.loop import Loop, Observer
 from sage_grpo.training.loss import Diverged
 from sage_grpo.training.plan import Plan, Replay
@@ -406,7 +406,7 @@ def made_by(job: CompareJob) -> dict[str, Any]:
     """All that decides the results of a run: an interrupted run resumes only where it is the same."""
     around = surroundings(job.config)
     return {
-        **identify(job.config),
+        **identify(job.config, load_sources(job.config)),
         "configuration": job.key,
         "lab": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
         "device": around["machine"]["device"],

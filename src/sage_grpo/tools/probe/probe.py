@@ -18,7 +18,9 @@ from sage_grpo.data.groups import Member, share_out
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.distributed.world import World
 from sage_grpo.models.base import VelocityModel, network_of
+from sage_grpo.models.devices import choose_device
 from sage_grpo.models.policy import Policy, conditions_of
+from sage_grpo.objectives.build import find_objective
 from sage_grpo.rewards.base import CompositeReward
 from sage_grpo.run.saved import Choice
 from sage_grpo.samplers.kernels import LARGE_ETA, unfit_eta
@@ -27,7 +29,7 @@ from sage_grpo.samplers.schedule import Schedule
 from sage_grpo.samplers.windows import Window
 from sage_grpo.tools.probe.estimate import CORRELATION, QUADRUPLE, Advice, Effect, advise, best_step, effect, spread
 from sage_grpo.training.config import BatchConfig, TrainConfig, UpdateConfig
-from sage_grpo.training.inputs import load_rewards, training_prompts
+from sage_grpo.training.inputs import load_rewards, training_prompts, try_rewards
 from sage_grpo.training.plan import Group, Plan
 from sage_grpo.training.planner import Planner
 from sage_grpo.training.rollout import NoiseKeys, Sampler, Storage
@@ -231,7 +233,8 @@ def prepare(config: TrainConfig, spec: ProbeSpec, choice: Choice) -> Prober:
     for eta in chosen_etas(config, spec):
         replace(config.kernel, eta=eta).build()  # an eta outside the kernel's range fails here
     found = choice.find(config.model)
-    reward = load_rewards(config, prompts, World())
+    reward = load_rewards(config, choose_device(config.model.device))
+    try_rewards(reward, prompts, config.model, gradient=find_objective(config.objective.kind).differentiates)
     reward.refuse_comparing("its scores of clips of different settings cannot be compared. Probe with another reward.")
     model = found.load()  # last: it takes minutes, and a mistake above is found in seconds
     Prober(config, spec, model, reward, prompts, []).steps()
