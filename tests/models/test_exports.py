@@ -182,6 +182,8 @@ def test_a_lora_is_exported_for_another_program(exported) -> None:
         exported({"lora": LORA}, format="comfy", merged=True)
     with pytest.raises(ValueError, match=r"writes a LoRA, but .* trained all weights"):
         exported({}, format="comfy")
+    with pytest.raises(ValueError, match=r"writes a LoRA, but no program knows the layers of trainer_zoo\.toy"):
+        exported({"lora": LORA, "family": "trainer_zoo.toy"}, format="peft")
 
 
 def test_a_merged_export_is_a_whole_model(exported, checkpoint) -> None:

@@ -1,11 +1,13 @@
-"""LoRAs under other programs' names: the expected names are data from the loaders' own key tables, and the products are the merged weights'.
+"""LoRAs under other programs' names, which are held as data, and products that are the merged weights'.
 
-Stock diffusers reads the files of several programs by converters of its own, and is a second witness there.
+program_layers.json has the Linear layers in the blocks of the programs' own models, as their loaders name them: ComfyUI's model_lora_keys_unet, the
+networks of sd-scripts and musubi-tuner, and LightX2V's LoRALoader. Diffusers' converters of original weights are a second witness.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import diffusers.loaders.single_file_utils as original
@@ -16,7 +18,7 @@ from test_lora_files import moved
 
 from sage_grpo.cli.main import main
 from sage_grpo.models import ModelError
-from sage_grpo.models.checkpoints.lora_names import PROGRAMS, save_lora_for
+from sage_grpo.models.checkpoints.lora_names import PROGRAMS, named, rename, save_lora_for
 from sage_grpo.models.lora import ADAPTER
 from sage_grpo.models.spec import LoraSpec
 from sage_grpo.tools.convert import to_diffusers
@@ -46,7 +48,6 @@ EXPECTED = {
         "lora_unet_double_blocks_0_img_attn_q": QKV[:1],
         "lora_unet_double_blocks_0_txt_mlp_fc1": [f"{B}ff_context.net.0.proj"],
     },
-    ("hunyuan15_t2v", "lightx2v"): {"double_blocks.0.img_attn_v": QKV[2:]},
     ("flux", "comfy"): {
         "diffusion_model.double_blocks.0.img_attn.qkv": QKV,
         "diffusion_model.single_blocks.0.linear1": [*(f"{S}attn.to_{x}" for x in "qkv"), f"{S}proj_mlp"],
@@ -58,7 +59,7 @@ EXPECTED = {
         "diffusion_model.double_blocks.0.txt_mlp.0": [f"{B}ff_context.linear_in"],
         "diffusion_model.single_blocks.0.linear1": [f"{S}attn.to_qkv_mlp_proj"],
     },
-    ("flux2", "lightx2v"): {f"{S}attn.to_out": [f"{S}attn.to_out"]},
+    ("flux2", "kohya"): {"lora_unet_single_blocks_0_linear2": [f"{S}attn.to_out"]},
     ("sd3", "comfy"): {
         "diffusion_model.joint_blocks.0.x_block.attn.qkv": QKV,
         "diffusion_model.joint_blocks.0.context_block.mlp.fc1": [f"{B}ff_context.net.0.proj"],
@@ -75,6 +76,13 @@ EXPECTED = {
     ("ltx2", "comfy"): {f"diffusion_model.{B}audio_attn1.to_q": [f"{B}audio_attn1.to_q"]},
     ("ltx2", "lightx2v"): {f"{B}attn2.to_k": [f"{B}attn2.to_k"]},
 }
+
+
+LAYERS = json.loads(Path(__file__).with_name("program_layers.json").read_text())
+UNTRAINED = re.compile("mod|_img$|x_block.attn2")
+"""Layers of the programs that a LoRA has not by default: modulation, what sees a picture, and the second attention of SD3.5 medium."""
+KINDS = {"wan": "wan_t2v", "hunyuan15": "hunyuan15_t2v"}
+SAME = {"qwen_image_edit": "qwen_image"}
 
 
 @pytest.fixture
@@ -117,30 +125,88 @@ def test_a_program_adds_what_the_merged_weights_have(kind: str, program: str, sa
     assert sum(float(update.square().sum()) for update in theirs.values()) == pytest.approx(total, rel=1e-5)
 
 
+@pytest.mark.parametrize(("program", "family"), [(p, f) for p, known in PROGRAMS.items() for f in known])
+def test_the_names_are_those_of_the_programs_layers(program: str, family: str, saved) -> None:
+    names = {
+        re.sub(r"([._])\d+([._])", r"\1#\2", name, count=1)
+        for name in products(saved(KINDS.get(family, family), program)[1])
+    }
+    blocks = LAYERS[program][SAME.get(family, family)]
+    layers = {f"{block}{end}" for block, ends in blocks.items() for end in ends}
+    assert names <= layers
+    assert all(UNTRAINED.search(name) for name in layers - names), layers - names
+
+
+class Weights(dict):
+    """Original weights in which everything that has no LoRA is zero; as long as what diffusers' converter of FLUX.1 splits."""
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        return torch.zeros(7 * 3072)
+
+    def pop(self, name: str) -> torch.Tensor:
+        return super().pop(name, self.__missing__(name))
+
+
+def assert_converted(merged: dict[str, torch.Tensor], mine: dict[str, torch.Tensor]) -> None:
+    assert merged.keys() >= {f"{name}.weight" for name in mine}
+    for name, tensor in merged.items():
+        update = mine.get(name.removesuffix(".weight"), torch.zeros_like(tensor))
+        torch.testing.assert_close(tensor, update, rtol=1e-6, atol=1e-6)
+
+
+def fused_hunyuan(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """By the names of HunyuanVideo, whose layers ComfyUI has under other names too."""
+    for ours, theirs in (("_attn.", "_attn_"), ("mlp.0", "mlp.fc1"), ("mlp.2", "mlp.fc2"), ("mod.lin", "mod.linear")):
+        weights = {name.replace(ours, theirs): tensor for name, tensor in weights.items()}
+    return original.convert_hunyuan_video_transformer_to_diffusers(weights)
+
+
+def split_hunyuan(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    layers = {f"double_blocks.{n}.{end}" for n in range(9) for end in HY}
+    dotted = {f"lora_unet_{layer.replace('.', '_')}.weight": f"{layer}.weight" for layer in layers}
+    return to_diffusers({dotted[name]: tensor for name, tensor in weights.items()})
+
+
+EVERY = ["attn*", "ff*"]
 CONVERTERS = {
-    "wan_t2v": original.convert_wan_transformer_to_diffusers,
-    "ltx": original.convert_ltx_transformer_checkpoint_to_diffusers,
-    "ltx2": original.convert_ltx2_transformer_to_diffusers,
-    "flux2": original.convert_flux2_transformer_checkpoint_to_diffusers,
-    "z_image": original.convert_z_image_transformer_checkpoint_to_diffusers,
+    "wan_i2v": ("comfy", EVERY, original.convert_wan_transformer_to_diffusers),
+    "ltx": ("comfy", [], original.convert_ltx_transformer_checkpoint_to_diffusers),
+    "ltx2": ("comfy", [], original.convert_ltx2_transformer_to_diffusers),
+    "flux2": ("comfy", [], original.convert_flux2_transformer_checkpoint_to_diffusers),
+    "sd3": ("comfy", EVERY, original.convert_sd3_transformer_checkpoint_to_diffusers),
+    "z_image": (
+        "comfy",
+        ["*attention.to_*", "*feed_forward.w*"],
+        original.convert_z_image_transformer_checkpoint_to_diffusers,
+    ),
+    "hunyuan15_i2v": ("comfy", [*EVERY, "norm1*"], fused_hunyuan),
+    "hunyuan15_t2v": ("kohya", [], split_hunyuan),
 }
 
 
-@pytest.mark.parametrize("kind", [*CONVERTERS, "hunyuan15_t2v"])
+@pytest.mark.parametrize("kind", CONVERTERS)
 def test_original_weights_with_the_lora_are_the_merged_ones(kind: str, saved) -> None:
     """By diffusers' converters of original weights, and by ours of HunyuanVideo-1.5: the update of every layer arrives at its layer."""
-    ours, tensors = saved(kind, "kohya" if kind == "hunyuan15_t2v" else "comfy")
-    if kind == "hunyuan15_t2v":
-        layers = {name.replace(".", "_"): name for name in (f"double_blocks.{n}.{end}" for n in range(9) for end in HY)}
-        theirs = {layers[name.removeprefix("lora_unet_")]: update for name, update in products(tensors).items()}
-    else:
-        theirs = {name.removeprefix("diffusion_model."): update for name, update in products(tensors).items()}
-    weights = {f"{name}.weight": update for name, update in theirs.items()}
-    merged = to_diffusers(weights) if kind == "hunyuan15_t2v" else CONVERTERS[kind](weights)
-    mine = {f"{name}.weight": update for name, update in updates(ours.transformer).items()}
-    assert merged.keys() == mine.keys()
-    for name, update in mine.items():
-        torch.testing.assert_close(merged[name], update, rtol=1e-6, atol=1e-6)
+    program, targets, convert = CONVERTERS[kind]
+    ours, tensors = saved(kind, program, targets=targets)
+    weights = {f"{name.removeprefix('diffusion_model.')}.weight": one for name, one in products(tensors).items()}
+    assert_converted(convert(Weights(weights) if kind == "sd3" else weights), updates(ours.transformer))
+
+
+def test_original_weights_of_flux_at_their_own_width_have_the_lora(model) -> None:
+    """Diffusers' converter of FLUX.1 has the widths of the published model."""
+    flux = model("flux", train=False)
+    inside = re.compile(r"(single_)?transformer_blocks\.0\.")
+    linear = [
+        n for n, layer in flux.transformer.named_modules() if isinstance(layer, torch.nn.Linear) and inside.match(n)
+    ]
+    sizes = {name: 3072 * (4 if name.endswith("proj_mlp") else 1) for name in [*linear, "proj_out"]}
+    halves = {name: (torch.randn(2, 3), torch.randn(size, 2)) for name, size in sizes.items()}
+    theirs = products(named("comfy", rename("comfy", "flux", halves, sizes, flux.traits.blocks), 1.5))
+    weights = Weights({f"{name.removeprefix('diffusion_model.')}.weight": one for name, one in theirs.items()})
+    merged = original.convert_flux_transformer_checkpoint_to_diffusers(weights)
+    assert len(linear) == 20
+    assert_converted(merged, {name: 1.5 * up @ down for name, (down, up) in halves.items()})
 
 
 HY = [f"{s}_{end}" for s in ("img", "txt") for end in ("attn_q", "attn_k", "attn_v", "attn_proj", "mlp.fc1", "mlp.fc2")]
@@ -185,28 +251,65 @@ def test_two_experts_are_two_files_and_weights_replace_parameters(fresh_model, t
     assert torch.equal(up[1], other)
 
 
-def test_peft_loads_its_folder(fresh_model, tmp_path) -> None:
+@pytest.mark.parametrize("expert", ["low", "both"])
+def test_experts_of_peft_are_folders_of_the_networks_they_are_for(expert: str, fresh_model, tmp_path) -> None:
+    files = save_lora_for("peft", tmp_path, fresh_model("wan22_t2v", lora=LORA, expert=expert), {})
+    assert [file.parent.name for file in files] == ["transformer", "transformer_2"][-len(files) :]
+    assert len(files) == 1 + (expert == "both")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "wan_t2v",
+        *(
+            pytest.param(KINDS.get(family, family), marks=pytest.mark.slow)
+            for family in PROGRAMS["comfy"]
+            if family != "wan"
+        ),
+    ],
+)
+def test_peft_loads_its_folder(kind: str, fresh_model, tmp_path) -> None:
     from peft import PeftModel
 
-    ours = moved(fresh_model("wan_t2v", lora=LORA))
+    ours = moved(fresh_model(kind, lora=LORA))
     save_lora_for("peft", tmp_path, ours, {})
     assert json.loads((tmp_path / "adapter_config.json").read_text())["lora_alpha"] == 3.0
-    loaded = PeftModel.from_pretrained(fresh_model("wan_t2v", train=False).transformer, str(tmp_path))
+    loaded = PeftModel.from_pretrained(fresh_model(kind, train=False).transformer, str(tmp_path))
     layers = dict(loaded.base_model.model.named_modules())
     for name, update in updates(ours.transformer).items():
         torch.testing.assert_close(layers[name].get_delta_weight(ADAPTER), update, rtol=1e-5, atol=1e-6)
 
 
-def test_what_a_program_cannot_load_is_refused_by_name(fresh_model, tmp_path: Path) -> None:
-    ltx = fresh_model("ltx", lora=LORA)
-    with pytest.raises(ModelError, match="No names are known by which kohya's programs would load a LoRA of ltx"):
-        save_lora_for("kohya", tmp_path, ltx, {})
-    sd3 = fresh_model("sd3", lora=LoraSpec(rank=2, targets=["norm1.linear"]))
-    with pytest.raises(
-        ModelError, match=r"ComfyUI has no place for the LoRA of transformer_blocks\.#\.norm1\.linear in sd3"
-    ):
-        save_lora_for("comfy", tmp_path, sd3, {})
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize(
+    ("kind", "program", "targets", "why"),
+    [
+        (
+            "ltx",
+            "kohya",
+            [],
+            "kohya's programs would not load a LoRA of ltx. For it, --format is diffusers, peft, comfy",
+        ),
+        ("ltx", "lightx2v", [], "LightX2V would not load"),
+        ("hunyuan15_t2v", "lightx2v", [], "LightX2V would not load .* peft, comfy, kohya"),
+        ("flux2", "lightx2v", [], "LightX2V would not load"),
+        (
+            "sd3",
+            "comfy",
+            ["norm1.linear"],
+            r"ComfyUI: no place for the LoRA of transformer_blocks\.#\.norm1\.linear in sd3",
+        ),
+        ("flux", "kohya", ["proj_out"], "kohya's programs: no place for the LoRA of proj_out in flux"),
+        ("z_image", "kohya", ["*refiner.*"], "no place for the LoRA of context_refiner"),
+    ],
+)
+def test_what_a_program_cannot_load_is_refused_by_name(
+    kind: str, program: str, targets: list[str], why: str, fresh_model, tmp_path: Path
+) -> None:
+    ours = fresh_model(kind, lora=LoraSpec(rank=2, targets=targets))
+    with pytest.raises(ModelError, match=why):
+        save_lora_for(program, tmp_path / "out", ours, {})
+    assert not (tmp_path / "out").exists()
 
 
 def test_every_family_has_a_program() -> None:

@@ -106,8 +106,9 @@ def _export(options: Options) -> int:
         folder, exported = found.checkpoint or Path(options.run) / options.weights, found.exported
     spec = config.model if options.dtype is None else replace(config.model, dtype=options.dtype)
     whole = options.merged or spec.lora is None
-    if whole and options.format != "diffusers":
+    if options.format != "diffusers" and (whole or spec.own_family is not None):
         why = "--merged folds it into the model" if options.merged else f"{options.run} trained all weights"
+        why = why if whole else f"no program knows the layers of {spec.own_family}"
         raise ValueError(f"--format {options.format} writes a LoRA, but {why}: leave --format out.")
     if whole and exported:
         raise ValueError(

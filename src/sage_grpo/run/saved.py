@@ -141,7 +141,9 @@ class Choice:
         with continuing(newest):
             last, best = int(meta["config"]["iterations"]), int(meta["best"].get("iteration", -1))
         if self.weights == "best" and best == 0:
-            raise ValueError("The best evaluation of this run is the one before training: use --weights base.")
+            raise ValueError(
+                "The best evaluation of this run is the one before training, so there are no weights to export. evaluate and generate take --weights base."
+            )
         number = best if self.weights == "best" else last
         if number in _numbers(run):
             found = newest if number == int(newest.name) else find_checkpoint(run, number)

@@ -51,9 +51,9 @@ def save_lora_for(program: Program, folder: Path, model: Any, weights: Mapping[s
     """Write the LoRA of a family's model for a program; `weights` replaces parameters by name. One file for each trained network: Wan 2.2's are
     named after the noise that they are for."""
     experts, family, written = model.experts, PIPELINES[model.index["_class_name"]], []
-    folder.mkdir(parents=True, exist_ok=True)
     for component, network in experts.trained.items():
         prefix = f"{component}." if len(experts.components) > 1 else ""
+        noise = experts.noise(component)
         tensors = {
             name: weights.get(f"{prefix}{name}", parameter).detach().to("cpu")
             for name, parameter in network.named_parameters()
@@ -63,12 +63,12 @@ def save_lora_for(program: Program, folder: Path, model: Any, weights: Mapping[s
         halves = {layer: (tensors[f"{layer}{DOWN}"], tensors[f"{layer}{UP}"]) for layer in layers}
         config = network.peft_config[ADAPTER]
         if program == "peft":
-            written.append(_save_peft(folder / component if prefix else folder, config, halves))
+            written.append(_save_peft(folder / component if noise else folder, config, halves))
             continue
         modules = network.named_modules()
         sizes = {name: module.out_features for name, module in modules if hasattr(module, "out_features")}
         renamed = rename(program, family, halves, sizes, model.traits.blocks)
-        noise = experts.noise(component)
+        folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"lora_{program}{f'_{noise}_noise' if noise else ''}.safetensors"
         written.append(_save(file, named(program, renamed, config.lora_alpha / config.r), config, family))
     return written
@@ -81,21 +81,19 @@ def rename(
     known = PROGRAMS[program]
     title = TITLES[program]  # type: ignore[index]
     if family not in known:
-        raise ModelError(
-            f"No names are known by which {title} would load a LoRA of {family}; they are of {', '.join(known)}."
-        )
-    name = known[family]
+        others = ", ".join(name for name, families in PROGRAMS.items() if family in families)
+        raise ModelError(f"{title} would not load a LoRA of {family}. For it, --format is diffusers, peft, {others}.")
+    name, inside = known[family], tuple(f"{block}." for block in blocks)
     if name is None:
-        layout = {
-            _pattern(layer): [_pattern(layer)] for layer in halves if layer.startswith(tuple(f"{b}." for b in blocks))
-        }
+        layout = {_pattern(layer): [_pattern(layer)] for layer in halves if layer.startswith(inside)}
     else:
         layout = dict(LAYOUTS[name])
     source = {part: (target, parts) for target, parts in layout.items() for part in parts}
-    lost = sorted({_pattern(layer) for layer in halves} - source.keys())
-    if lost:
+    # Trainers of kohya's make adapters inside the blocks only, and drop or refuse a file's others.
+    known_layers = {layer for layer in source if program != "kohya" or layer.startswith(inside)}
+    if lost := sorted({_pattern(layer) for layer in halves} - known_layers):
         raise ModelError(
-            f"{title} has no place for the LoRA of {', '.join(lost[:3])} in {family}. Nothing was written: train without these (model.lora.targets), or "
+            f"{title}: no place for the LoRA of {', '.join(lost[:3])} in {family}. Nothing was written: train without these (model.lora.targets), or "
             "export to diffusers."
         )
     result: dict[str, Halves] = {}
@@ -139,8 +137,7 @@ def named(program: str, halves: Mapping[str, Halves], scale: float) -> dict[str,
 
 def _save(file: Path, tensors: Mapping[str, Tensor], config: Any, family: str) -> Path:
     metadata = {"format": "pt", "ss_network_dim": f"{config.r}", "ss_network_alpha": f"{config.lora_alpha:g}"}
-    metadata |= {"ss_network_module": "networks.lora", "sage_grpo_family": family}
-    write_weights(file, tensors, metadata)
+    write_weights(file, tensors, metadata | {"sage_grpo_family": family})
     return file
 
 
