@@ -21,6 +21,7 @@ from sage_grpo.run import identity
 from sage_grpo.run.session import run
 from sage_grpo.tools.doctor import machine
 from sage_grpo.training.config import AdvantageConfig, DataConfig, TrainConfig
+from sage_grpo.training.inputs import load_sources
 from sage_grpo.training.scoring import Scores, advantages_of
 
 ROUTES = [("a",), ("b", "c"), ("a",), ("b", "c")]
@@ -191,7 +192,8 @@ def test_a_run_of_several_tasks_resumes_to_the_bit(mixed: TrainConfig, tmp_path:
     for number, row in first.items():
         assert row == {name: second[number][name] for name in row}, number
     changed = replace(mixed.data, prompts=[replace(mixed.data.sources[0], weight=1.0), mixed.data.sources[1]])
-    assert identity.identify(mixed)["prompts"] != identity.identify(replace(mixed, data=changed))["prompts"]
+    prints = [identity.identify(one, load_sources(one))["prompts"] for one in (mixed, replace(mixed, data=changed))]
+    assert prints[0] != prints[1]
     for rewards in (
         [mixed.rewards[0], replace(mixed.rewards[1], schedule=[])],
         [replace(mixed.rewards[0], gate=None), mixed.rewards[1]],
