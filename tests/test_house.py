@@ -33,8 +33,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 )
 RANKS = {unit: rank for rank, units in enumerate(FLOORS) for unit in units}
 QUARANTINE = {
-    "diffusers": ("models/", "rewards/"),
-    "transformers": ("models/", "rewards/", "utils/pretrained.py", "utils/random_networks.py"),
+    "diffusers": ("models/", "rewards/", "tools/rehearse/"),
+    "transformers": ("models/", "rewards/", "utils/pretrained.py", "tools/rehearse/"),
     "peft": ("models/", "rewards/"),
     "torch.distributed": ("distributed/",),
     "tensorboard": ("callbacks/metrics.py",),

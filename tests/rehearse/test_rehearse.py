@@ -23,11 +23,11 @@ from sage_grpo.plan import hardware
 from sage_grpo.plan.formulas import GIB, Memory
 from sage_grpo.recipes import recipe
 from sage_grpo.recipes.targets import using
-from sage_grpo.rewards.random_rewards import random_reward
 from sage_grpo.rewards.spec import RewardSpec, load_reward
-from sage_grpo.tools import rehearse
-from sage_grpo.utils import random_networks
-from sage_grpo.utils.random_networks import RandomNumbers, make_tokenizer
+from sage_grpo.tools.rehearse import rehearsal as rehearse
+from sage_grpo.tools.rehearse import weights as random_networks
+from sage_grpo.tools.rehearse.rewards import random_reward
+from sage_grpo.tools.rehearse.weights import RandomNumbers, make_tokenizer
 
 FREE = {"name": "video_stats", "weights": {"brightness": 1.0}}
 WAN = {"transformer": 1_418_996_800, "vae": 126_892_531, "text_encoder": 5_680_910_336}

@@ -33,7 +33,7 @@ def run(options: Options) -> int:
     from sage_grpo.distributed.checkpoint import SaveFailed
     from sage_grpo.rewards.member import RewardFailure
     from sage_grpo.run.session import session
-    from sage_grpo.tools import rehearse
+    from sage_grpo.tools.rehearse import rehearsal as rehearse
     from sage_grpo.training.loss import Diverged
 
     config = starting.plain(options)

@@ -15,9 +15,9 @@ from torch import Tensor
 from sage_grpo.models.checkpoints.checkpoint import TOKENIZERS, read_index
 from sage_grpo.models.checkpoints.files import LIBRARIES, STEMS
 from sage_grpo.models.lora import ADAPTER, FILE, PREFIX, folder_of
+from sage_grpo.tools.rehearse.weights import END, RandomPart, make_tokenizer
 from sage_grpo.types import VideoSpec
 from sage_grpo.utils.pretrained import from_pretrained
-from sage_grpo.utils.random_networks import END, RandomPart, make_tokenizer
 
 TEMPLATE_TOKENS = 108  # that HunyuanVideo-1.5's pipeline crops from the beginning
 TEMPLATE = (

@@ -19,7 +19,6 @@ from torch import Tensor
 from sage_grpo.callbacks import journal
 from sage_grpo.config.parsing import ConfigError
 from sage_grpo.distributed.world import World
-from sage_grpo.models.checkpoints.random_folder import add_tokenizers, call_of, compare_in_stock, networks_of
 from sage_grpo.models.devices import DTYPES, choose_device
 from sage_grpo.models.family import FamilyModel
 from sage_grpo.plan import hardware
@@ -29,15 +28,16 @@ from sage_grpo.plan.costs import Forecast, forecast
 from sage_grpo.plan.formulas import GIB, MASTER, trainable
 from sage_grpo.plan.published import BESIDE, PUBLISHED, SMALL, Configs
 from sage_grpo.plan.show import verdict
-from sage_grpo.rewards.random_rewards import random_reward
 from sage_grpo.rewards.spec import RewardSpec
 from sage_grpo.run.preflight import preflight
 from sage_grpo.run.session import run
+from sage_grpo.tools.rehearse.model_folder import add_tokenizers, call_of, compare_in_stock, networks_of
+from sage_grpo.tools.rehearse.rewards import random_reward
+from sage_grpo.tools.rehearse.weights import RandomNumbers, RandomPart
 from sage_grpo.training.config import TrainConfig
 from sage_grpo.training.inputs import NAMES, load_sources
 from sage_grpo.training.offload import hold_to_budget
 from sage_grpo.utils.clock import Clock
-from sage_grpo.utils.random_networks import RandomNumbers, RandomPart
 from sage_grpo.utils.safe_io import replace_text
 from sage_grpo.utils.text import NONE, fixed, narrow_table
 

@@ -14,7 +14,7 @@ import torch
 from sage_grpo.rewards.built_in.videoalign import PARTS, SPECIAL_TOKENS, TEMPLATE
 from sage_grpo.rewards.functions import RewardConfigError
 from sage_grpo.rewards.spec import BUILT_IN, RewardSpec, facts_of
-from sage_grpo.utils.random_networks import RandomNumbers, RandomPart, make_tokenizer
+from sage_grpo.tools.rehearse.weights import RandomNumbers, RandomPart, make_tokenizer
 
 Sizes = Mapping[str, Any]
 MARKS = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
