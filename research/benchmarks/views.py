@@ -330,7 +330,7 @@ TESTED: dict[tuple[float, float], tuple[str, float]] = {}
 
 
 def corrected() -> tuple[int, int, list[str]]:
-    """How many of them there are, how many have an interval without zero, and those of these that Holm's correction over all leaves undecided."""
+    """The number of tested differences, that of intervals without zero, and the texts of those among them that Holm's correction leaves undecided."""
     from sage_grpo.utils.statistics import LEVEL, holm
 
     tests = {str(number): (text, p) for number, (text, p) in enumerate(TESTED.values()) if not math.isnan(p)}
