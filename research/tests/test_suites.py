@@ -108,7 +108,8 @@ def test_every_arm_of_a_suite_builds_plans_and_differs_from_the_others(name: str
         plan = planner.plan(0, [Prompt(str(place)) for place in range(config.batch.prompts)])
         assert plan.updates == config.update.updates_per_rollout
         shown = (config.evaluate.prompts * config.evaluate.per_prompt, config.evaluate.steps)
-        assert shown in ([(128, 4)] if name == "few_steps" else [(128, 20), (256, 20), (512, 20)])  # at the model's own steps
+        # At the model's own steps.
+        assert shown in ([(128, 4)] if name == "few_steps" else [(128, 20), (256, 20), (512, 20)])
         (watching,) = [reward for reward in config.rewards if reward.name == "video_stats"]
         assert (watching.counts, "flicker" in watching.weights) == (False, True)
 
