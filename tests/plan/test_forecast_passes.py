@@ -6,17 +6,19 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from sage_grpo.cli.main import main
 from sage_grpo.models.spec import ModelSpec
 from sage_grpo.plan.architecture import Architecture
 from sage_grpo.plan.costs import Forecast, forecast
 from sage_grpo.plan.hardware import find
 from sage_grpo.plan.passes import PHASES, Guiding, PassCount, count, kinds
-from sage_grpo.plan.show import _idle
+from sage_grpo.plan.show import _idle, _most
 from sage_grpo.recipes import recipe
 from sage_grpo.recipes.methods import METHODS
 from sage_grpo.recipes.targets import TARGETS
@@ -234,3 +236,10 @@ def test_given_clips_are_neither_sampled_nor_decoded() -> None:
     rows = config.batch.prompts * config.objective.levels
     assert (phases["sampling"].clips, phases["replay"].clips) == (0, 2 * rows)
     assert found._decoded() == 0
+
+
+def test_a_plan_of_one_prompt_is_counted_and_the_busiest_rank_is_shown() -> None:
+    for method in ("sage", "branch"):
+        assert main(["plan", f"shapes/{method}", "--batch.prompts", "1"]) == 0
+    rows = [SimpleNamespace(velocities=n, forwards=n, clips=n) for n in (3, 5, 4)]
+    assert _most(rows) == ["5", "5", "5", "12"]  # type: ignore[arg-type]

@@ -63,6 +63,7 @@ def test_every_kind_of_damage_is_repaired_named_and_kept(kind: str, tmp_path: Pa
     _, notice = reopen(file, good)
     assert file.read_bytes() == good
     assert re.search(r"metrics.jsonl was damaged \((it is missing|line [1-4] of 4 is not)", notice)
+    assert kind != "last row lost" or "line 4 of 4" in notice
     assert [file.read_bytes() for file in tmp_path.glob("metrics.damaged-*.jsonl")] == [bad] * bool(bad)
 
 

@@ -17,6 +17,7 @@ import tiny
 from sage_grpo.config.parsing import ConfigError
 from sage_grpo.data.prompts import Prompt
 from sage_grpo.data.sources import PromptSource
+from sage_grpo.models.checkpoints.checkpoint import fingerprint
 from sage_grpo.models.spec import AdapterSpec, LoraSpec, ModelSpec
 from sage_grpo.recipes import recipe
 from sage_grpo.rewards.spec import RewardSpec
@@ -241,3 +242,12 @@ def test_other_code_is_refused(begun: TrainConfig, monkeypatch: pytest.MonkeyPat
     assert identity.of_code() != first
     with pytest.raises(ConfigError, match=r"\n  code: the package's code\n"):
         train(begun)
+
+
+def test_a_fingerprint_does_not_follow_the_order_of_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "vae").mkdir()
+    for name in ("a.json", "b.json", "c.json"):
+        (tmp_path / "vae" / name).write_text(name)
+    before, rglob = fingerprint(tmp_path, ["vae"]), Path.rglob
+    monkeypatch.setattr(Path, "rglob", lambda self, pattern: reversed(list(rglob(self, pattern))))
+    assert fingerprint(tmp_path, ["vae"]) == before

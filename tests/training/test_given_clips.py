@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sage_grpo.data.examples import fitted, frames_at, load_examples
+from sage_grpo.data.examples import _shortness, fitted, frames_at, load_examples
 from sage_grpo.run.session import assemble
 from sage_grpo.training.config import BatchConfig
 from sage_grpo.training.inputs import LATENTS, build
@@ -154,3 +154,10 @@ def test_clips_follow_the_rhythm_of_the_format_and_are_cut_from_their_middle() -
         fitted(own[:1], 8.0, FORMAT)
     with pytest.raises(ValueError, match="uint8 F x H x W x 3"):
         fitted(own.float(), 8.0, FORMAT)
+
+
+def test_a_clip_must_reach_the_last_frame_of_the_format() -> None:
+    video = VideoSpec(frames=9, height=8, width=8, fps=8.0)
+    assert (_shortness(9, 8.0, video), _shortness(17, 16.0, video)) == ("", "")
+    assert _shortness(8, 8.0, video).endswith("take 9")
+    assert _shortness(16, 16.0, video).endswith("take 17")
