@@ -243,3 +243,11 @@ def test_a_plan_of_one_prompt_is_counted_and_the_busiest_rank_is_shown() -> None
         assert main(["plan", f"shapes/{method}", "--batch.prompts", "1"]) == 0
     rows = [SimpleNamespace(velocities=n, forwards=n, clips=n) for n in (3, 5, 4)]
     assert _most(rows) == ["5", "5", "5", "12"]  # type: ignore[arg-type]
+
+
+def test_clips_are_decoded_where_any_reward_looks_at_them() -> None:
+    layout, plan = SimpleNamespace(sequence=1, data=2), SimpleNamespace(examples=False)
+    for reads_latents, clips in (((True, False), 4), ((True, True), 0), ((False,), 4)):
+        config = SimpleNamespace(rewards=[SimpleNamespace(reads_latents=one) for one in reads_latents])
+        made = SimpleNamespace(plan=plan, config=config, layout=layout, _clips=lambda rank, sequence: 3 + rank)
+        assert Forecast._decoded(made) == clips  # type: ignore[arg-type]
